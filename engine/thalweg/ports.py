@@ -303,7 +303,7 @@ class Database(Protocol):
         unique: Sequence[str] = (),
         index: Sequence[str] = (),
     ) -> None:
-        """Create the table, or add the columns it lacks (nullable). Raises `Permanent` naming a column whose type cannot hold ours.
+        """Create the table, or add the columns it lacks (nullable). Raises `Permanent` naming a column that cannot hold ours.
 
         `unique` makes a unique index over those columns, `index` a plain one.
         """

@@ -156,7 +156,7 @@ class Sink:
 
 @dataclass(frozen=True)
 class CoveragePlan:
-    """Where checkpoints live. `store` is objects | relational; `sink` names the sink beside which they are kept, or "" with `url`."""
+    """Where checkpoints live. `store` is objects (`url` a store URL or folder) or relational (`url` a connection string)."""
 
     store: str
     url: str
