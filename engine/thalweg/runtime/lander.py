@@ -24,9 +24,13 @@ class Lander(Protocol):
         """Ranges from `base` on that are durable already, recorded in a checkpoint or not (orphans of a crash)."""
         ...
 
-    async def land(self, chunk: Chunk) -> None:
+    async def land(self, chunk: Chunk, label: str = "") -> None:
         """Return once every row of the chunk is durable. Raises `RowsRefused` (rows numbered over all frames of the
         chunk in order; nothing was applied), `Transient`, `Ambiguous`, `Permanent`.
+
+        A `label` marks rows that come late into an interval this sink has landed before (rows another sink refused, on
+        their way to the DLQ): they are written beside it, never trimmed as covered and never taken for it, and claim
+        no range. Two late chunks with the same interval and label but other rows are two chunks.
         """
         ...
 
