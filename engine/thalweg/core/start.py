@@ -56,9 +56,12 @@ def start_of(
         )
         return Start(reach, low if reset is OffsetReset.EARLIEST else high, "retention")
     if reach > high:
-        _unless_allowed(reset, where, f"stored offset {reach} is beyond the log end {high}: the log was truncated or re-created")
-        at = low if reset is OffsetReset.EARLIEST else high
-        return Start(at, at, "truncated")
+        # Reading on from the new end would leave old coverage standing for records that replaced the lost ones.
+        raise Permanent(
+            f"stored offset {reach} is beyond the log end {high}: the log was truncated, or re-created under the same identity",
+            where=where,
+            remedy="Give the source a new cluster_id (its records are other records now) and a new group",
+        )
     return Start(reach, reach)
 
 
@@ -67,5 +70,5 @@ def _unless_allowed(reset: OffsetReset, where: str, what: str) -> None:
         raise Permanent(
             what,
             where=where,
-            remedy="Set offset_reset to earliest to go on from the log start and record the gap as explained, or move the group by hand",
+            remedy="Set offset_reset to earliest to go on from the log start (the gap is recorded as explained), or move the group",
         )
