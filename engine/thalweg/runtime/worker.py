@@ -14,6 +14,7 @@ A partition's life:
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Mapping
 from typing import Final
@@ -23,7 +24,7 @@ from thalweg.core.batch import Cursor, KafkaCursor, Partition, StoreCursor
 from thalweg.core.coverage import Document
 from thalweg.core.flow import COPIES, poll_records
 from thalweg.core.start import Start, start_of
-from thalweg.core.topology import Source
+from thalweg.core.topology import OffsetReset, Source
 from thalweg.errors import Ambiguous, Permanent, RefusedNow, ThalwegError, Transient
 from thalweg.ports import Adrift, Assigned, Bounds, Ended, LogConsumer, Lost, Position, Records, Revoked
 from thalweg.runtime.checkpoint import CheckpointStore
@@ -97,6 +98,7 @@ class Worker:
                     case Position() | Ended():
                         owned = self.owned.get(event.part)
                         if owned is not None:
+                            owned.queued = max(owned.queued, event.at.next)
                             self._hand.append((owned, event))
                             self._arrived.set()
                     case Assigned():
@@ -174,8 +176,6 @@ class Worker:
                     if held is not None:
                         await self.pipeline.digest(self.source, owned, event, held)
                 elif owned.alive:
-                    if event.at.next > owned.queued:
-                        owned.queued = event.at.next
                     self.pipeline.advance(owned, event.at.next)
                     owned.ended = owned.ended or isinstance(event, Ended)
             finally:
@@ -231,7 +231,7 @@ class Worker:
             prefix,
             bounds.low.next,
             bounds.high.next,
-            self.source.offset_reset,
+            self.source.offset_reset if self.source.type == "kafka" else OffsetReset.EARLIEST,  # a file begins at its beginning
             f"source {self.source.name}, {part.topic}[{part.number}]",
         )
         ledger = Ledger(part.slug, start.base, pipeline.topology.gating, document)
@@ -239,9 +239,7 @@ class Worker:
             ledger.adopt(name, ranges)
         if start.at != start.base:
             ledger.jump(start.at, start.reason)
-            pipeline.outside.report(
-                "gap.explained", partition=part.slug, start=start.base, stop=start.at, reason=start.reason
-            )
+            pipeline.outside.report("gap.explained", partition=part.slug, start=start.base, stop=start.at, reason=start.reason)
         return Owned(part, ledger, -1 if stored is None else stored.next, start.at), start
 
     async def _adrift(self, event: Adrift) -> None:
@@ -251,9 +249,7 @@ class Worker:
             return
         bounds = (await self.pipeline.retried(lambda: self.consumer.bounds([event.part]), "log bounds"))[event.part]
         where = f"source {self.source.name}, {event.part.topic}[{event.part.number}]"
-        start = start_of(
-            event.at.next, None, None, bounds.low.next, bounds.high.next, self.source.offset_reset, where
-        )
+        start = start_of(event.at.next, None, None, bounds.low.next, bounds.high.next, self.source.offset_reset, where)
         await self._settle(owned)
         if start.at > owned.ledger.end:
             owned.ledger.jump(start.at, start.reason)
@@ -330,13 +326,14 @@ class Worker:
     async def _revoked(self, event: Revoked) -> None:
         going = [self.owned[part] for part in event.parts if part in self.owned]
         drain_s = self.pipeline.topology.drain_ms / 1000
+        until = self.pipeline.outside.clock.monotonic() + drain_s
         try:
-            async with asyncio.timeout(drain_s):
+            async with asyncio.timeout(drain_s / 2):
                 for owned in going:
                     await self._settle(owned)
         except TimeoutError:
             pass  # the budget is full: what is not claimed yet is read again by the next owner
-        if not await self.pipeline.drain(going, drain_s):
+        if not await self.pipeline.drain(going, until - self.pipeline.outside.clock.monotonic()):
             self.pipeline.outside.report("drain.timeout", source=self.source.name, seconds=drain_s)
         for owned in going:
             await self._try_checkpoint(owned)
@@ -352,8 +349,12 @@ class Worker:
         self.pipeline.forget(owned)
 
     def _finished(self) -> bool:
-        return self._assigned_once and not self._hand and self._digesting is None and bool(self.owned) and all(
-            owned.ended for owned in self.owned.values()
+        return (
+            self._assigned_once
+            and not self._hand
+            and self._digesting is None
+            and bool(self.owned)
+            and all(owned.ended for owned in self.owned.values())
         )
 
     async def _finish(self) -> None:
@@ -363,9 +364,13 @@ class Worker:
             if await self.pipeline.drain(everything, ROOM_WAIT_S):
                 break
         for owned in everything:
-            while not await self._try_checkpoint(owned) and not self._stopping.is_set():
-                await asyncio.sleep(BACKOFF_S[-2])
+            for delay_s in itertools.chain(BACKOFF_S, itertools.repeat(BACKOFF_S[-1])):
+                if await self._try_checkpoint(owned) or self._stopping.is_set():
+                    break
+                await asyncio.sleep(delay_s)
         await self._try_commit(everything)
+        if self._stopping.is_set():
+            return
         unfinished = [o.part.slug for o in everything if o.ledger.safe() < o.ledger.end]
         if unfinished:
             raise Permanent(f"stopped before {len(unfinished)} partition(s) were durable: {', '.join(unfinished[:5])}")
