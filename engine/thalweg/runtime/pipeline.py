@@ -179,6 +179,10 @@ class Lane:
         channel = self._channels.get(part)
         return channel is None or channel.idle.is_set() or (self.troubled and not self.holds)
 
+    def partitions(self) -> list[Partition]:
+        """Partitions with a channel."""
+        return list(self._channels)
+
     def forget(self, part: Partition) -> None:
         """Drop what waits: the partition is not ours any more."""
         channel = self._channels.pop(part, None)
@@ -289,14 +293,14 @@ class Pipeline:
         landers: Mapping[str, Lander],
         codecs: Mapping[str, Codec],
         registries: Mapping[str, SchemaRegistry],
-        transform: Transform,
+        transforms: Mapping[str, Transform],
         budget: Budget,
         board: Board,
         probes: Probes,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self.topology, self.outside, self.budget, self.board, self.probes = topology, outside, budget, board, probes
-        self._codecs, self._registries, self._transform, self._tasks = codecs, registries, transform, tasks
+        self._codecs, self._registries, self._transforms, self._tasks = codecs, registries, transforms, tasks
         self.freed = asyncio.Event()
         self.lanes = {sink.name: Lane(sink, landers[sink.name], self) for sink in topology.sinks}
         self._dlq = next((lane for lane in self.lanes.values() if lane.sink.role is Role.DLQ), None)
@@ -395,7 +399,7 @@ class Pipeline:
         """Pure: one frame per sink, all of the batch's interval."""
         envelope, start, stop = records.batch, records.start.next, records.stop.next
         decoded = codec.decode(envelope)
-        outcome = self._transform.run(decoded.rows, decoded.origin)
+        outcome = self._transforms[source.name].run(decoded.rows, decoded.origin)
         refused: list[tuple[str, Refusals]] = [("decode", decoded.refused), *outcome.refused]
         rejected = [dlq_rows(self.topology.prefix, part, envelope, r, stage) for stage, r in refused if len(r)]
         aside: list[pa.RecordBatch] = []
@@ -421,8 +425,8 @@ class Pipeline:
             if sink.role is Role.PRIMARY_RAW:
                 frame = Frame(part, start, stop, envelope, envelope, every)
             elif sink.role is Role.DESTINATION:
-                node: NodeRows = outcome.nodes[sink.input]
-                frame = Frame(part, start, stop, envelope, node.rows, node.origin, node.child)
+                derived: NodeRows = outcome.nodes[sink.input]
+                frame = Frame(part, start, stop, envelope, derived.rows, derived.origin, derived.child)
             else:
                 frame = _prepared(part, start, stop, envelope, rejected if lane is self._dlq else aside)
             frames.append((sink.name, frame))
@@ -469,6 +473,12 @@ class Pipeline:
         except TimeoutError:
             return False
         return True
+
+    def close(self) -> None:
+        """End every channel; what they hold was drained or is read again."""
+        for lane in self.lanes.values():
+            for part in lane.partitions():
+                lane.forget(part)
 
     def forget(self, owned: Owned) -> None:
         """Nothing of this partition may be reported from here on."""
