@@ -264,8 +264,8 @@ class Bench:
     async def until(self, done: Callable[[], bool]) -> None:
         """Wait for the engine to make `done()` true; every pass yields to it until something moved."""
         async with asyncio.timeout(DEADLINE_S):
-            while not done():
-                await asyncio.sleep(0)  # noqa: ASYNC110 - a yield to whatever moves, not a wait of some length
+            while not done():  # noqa: ASYNC110 - a yield to whatever moves, not a wait of some length
+                await asyncio.sleep(0)
 
     def committed(self, part: Partition = PART) -> int | None:
         cursor = self.log.stored.get(part)
@@ -307,9 +307,17 @@ async def bench(
     async def run() -> None:
         async with asyncio.TaskGroup() as tasks:
             pipeline = Pipeline(
-                topology, world, landers, {source.name: codec_of(source.codec)}, {},
-                {source.name: Transform(topology.nodes, topology.rules)}, Budget(budget), Board(topology, stages), Probes(), tasks,
-            )  # fmt: skip
+                topology,
+                world,
+                landers,
+                {source.name: codec_of(source.codec)},
+                {},
+                {source.name: Transform(topology.nodes, topology.rules)},
+                Budget(budget),
+                Board(topology, stages),
+                Probes(),
+                tasks,
+            )
             worker = Worker(source, log, store, pipeline)
             b = Bench(log, landers, store, worker, pipeline, reports)
             prepare(b)
