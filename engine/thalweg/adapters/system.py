@@ -1,0 +1,136 @@
+"""Time, threads and signals of the real process. The one room where the standard library's clocks and threads are named.
+
+It decides nothing. The simulator replaces all of it: its own clock, computing in line, no threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+import psutil
+
+T = TypeVar("T")
+
+PROBE_VARIABLE: Final = "THALWEG_PROBE_KILL"
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class ThreadCompute:
+    """CPU work on a few threads: Arrow and the native codecs release the interpreter lock, so the loop stays awake."""
+
+    def __init__(self, threads: int = 2) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="thalweg-compute")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        """Let running work end; start no more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class InlineCompute:
+    """Computing on the spot, for tests and small tools."""
+
+    async def run(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+class Actor:
+    """One thread that owns a C client, and a queue of commands to it.
+
+    The loop side calls `ask`; the thread's `main` calls `next` and runs what it gets, whenever its client lets it.
+    """
+
+    def __init__(self, name: str, main: Callable[[Actor], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._commands: deque[tuple[Any, asyncio.Future[Any]]] = deque()
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=main, args=(self,), name=name, daemon=True)
+        self.monotonic: Callable[[], float] = time.monotonic
+
+    def begin(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def ask(self, command: Any) -> asyncio.Future[Any]:
+        """Queue a command; its result or error arrives on the loop."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        with self._wake:
+            self._commands.append((command, future))
+            self._wake.notify()
+        return future
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a command waits (thread side; a hint)."""
+        return bool(self._commands)
+
+    def next(self, timeout_s: float) -> tuple[Any, asyncio.Future[Any]] | None:
+        """Thread side: the next command, None after `timeout_s`."""
+        with self._wake:
+            if not self._commands:
+                self._wake.wait(timeout_s)
+            return self._commands.popleft() if self._commands else None
+
+    def on_loop(self, call: Callable[..., None], *args: Any) -> None:
+        """Thread side: run `call` on the loop; nothing happens when the loop is gone already."""
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    def reply(self, future: asyncio.Future[Any], result: Any = None, error: BaseException | None = None) -> None:
+        """Thread side: answer a command. A caller that gave up is not answered."""
+
+        def settle() -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+                future.exception()  # somebody may have stopped waiting; that is no news
+            else:
+                future.set_result(result)
+
+        self.on_loop(settle)
+
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def kill_at_probe() -> Callable[[str, int], None] | None:
+    """What `THALWEG_PROBE_KILL=name#ordinal` arms: SIGKILL to this very process at that instant. None where unset."""
+    wanted = os.environ.get(PROBE_VARIABLE)
+    if not wanted:
+        return None
+    name, _, ordinal = wanted.partition("#")
+    at = int(ordinal or "1")
+
+    def kill(reached: str, count: int) -> None:
+        if reached == name and count == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return kill
