@@ -159,7 +159,7 @@ class Memory:
 
     async def open(self) -> None: ...
 
-    async def found(self, part: Partition, base: int) -> RangeSet:
+    async def found(self, part: Partition, base: int, recorded: RangeSet) -> RangeSet:
         return self.already
 
     async def land(self, chunk: Chunk, label: str = "") -> None:

@@ -70,5 +70,5 @@ def _unless_allowed(reset: OffsetReset, where: str, what: str) -> None:
         raise Permanent(
             what,
             where=where,
-            remedy="Set offset_reset to earliest to go on from the log start (the gap is recorded as explained), or move the group",
+            remedy="Set offset_reset to earliest to go on from the log start with an explained gap, or move the group",
         )

@@ -20,8 +20,10 @@ class Lander(Protocol):
         """Make the target ready (create or evolve tables are done at first `land`, when the schema is known)."""
         ...
 
-    async def found(self, part: Partition, base: int) -> RangeSet:
-        """Ranges from `base` on that are durable already, recorded in a checkpoint or not (orphans of a crash)."""
+    async def found(self, part: Partition, base: int, recorded: RangeSet) -> RangeSet:
+        """Ranges from `base` on that are durable already, recorded in a checkpoint or not (orphans of a crash).
+        `recorded` is what the checkpoint says of this sink; called at each assignment, before the first `land`.
+        """
         ...
 
     async def land(self, chunk: Chunk, label: str = "") -> None:

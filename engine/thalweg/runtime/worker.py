@@ -21,7 +21,7 @@ from typing import Final
 
 from thalweg.core.ack import Ledger
 from thalweg.core.batch import Cursor, KafkaCursor, Partition, StoreCursor
-from thalweg.core.coverage import Document
+from thalweg.core.coverage import NOTHING, Document
 from thalweg.core.flow import COPIES, poll_records
 from thalweg.core.start import Start, start_of
 from thalweg.core.topology import OffsetReset, Source
@@ -214,9 +214,11 @@ class Worker:
         if known is not None:
             for name, lane in pipeline.lanes.items():
                 try:
-                    find = lane.lander.found
-                    attempts = None if lane.holds else 1
-                    found[name] = await pipeline.retried(lambda f=find: f(part, known), f"what {name} holds", attempts)  # type: ignore[misc]
+                    find, attempts = lane.lander.found, None if lane.holds else 1
+                    recorded = NOTHING if document is None else document.ranges(name)
+                    found[name] = await pipeline.retried(
+                        lambda f=find, r=recorded: f(part, known, r), f"what {name} holds", attempts
+                    )  # type: ignore[misc]
                 except ThalwegError as error:
                     if lane.holds:
                         raise
