@@ -75,6 +75,14 @@ class Stale(Permanent):
     """Compare-and-swap put on a version that is no longer current."""
 
 
+class DataRefused(Permanent):
+    """The server refused data it was sent; `row` is the row it named (from 0, in what was sent), -1 if it named none."""
+
+    def __init__(self, what: str, *, code: str, row: int = -1, where: str = "") -> None:
+        super().__init__(what, where=where)
+        self.code, self.row = code, row
+
+
 @dataclass(frozen=True)
 class RowRefusal:
     """Why one row of the chunk handed to a sink was refused. `row` indexes the rows as handed over, from 0."""

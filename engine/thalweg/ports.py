@@ -262,9 +262,8 @@ class Transaction(Protocol):
         ...
 
     async def copy(self, table: TableName, rows: pa.RecordBatch) -> None:
-        """Append `rows` by binary COPY, columns by name. Raises `RowsRefused` for rows that cannot be encoded; for a
-        refusal by the server, `Permanent` (the runtime narrows by savepoint and bisection). Both leave the transaction
-        usable only after `rollback_to`.
+        """Append `rows` by binary COPY, columns by name. Raises `RowsRefused` for rows that cannot be encoded (nothing was
+        sent), `DataRefused` for a refusal by the server (the transaction is usable again after `rollback_to`).
         """
         ...
 
