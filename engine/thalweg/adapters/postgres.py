@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final, LiteralString, cast
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -147,14 +147,13 @@ class PostgresDatabase:
                     if table.schema:
                         await connection.execute(sql.SQL("create schema if not exists {}").format(sql.Identifier(table.schema)))
                     body = sql.SQL(", ").join(
-                        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(cast("LiteralString", kind)))
-                        for name, kind in wanted.items()
+                        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in wanted.items()
                     )
                     await connection.execute(sql.SQL("create table {} ({})").format(_table(table), body))
                 for name in (n for n in wanted if have and n not in have):
                     await connection.execute(
                         sql.SQL("alter table {} add column {} {}").format(
-                            _table(table), sql.Identifier(name), sql.SQL(cast("LiteralString", wanted[name]))
+                            _table(table), sql.Identifier(name), sql.SQL(wanted[name])
                         )
                     )
                 for keys, kind in ((unique, "unique index"), (index, "index")):
@@ -162,7 +161,7 @@ class PostgresDatabase:
                         name = f"{table.name[:30]}_twg_{'u' if kind.startswith('u') else 'i'}"
                         await connection.execute(
                             sql.SQL("create {} if not exists {} on {} ({})").format(
-                                sql.SQL(cast("LiteralString", kind)),
+                                sql.SQL(kind),
                                 sql.Identifier(name),
                                 _table(table),
                                 sql.SQL(", ").join(map(sql.Identifier, keys)),
@@ -187,7 +186,7 @@ class PostgresDatabase:
             " where a.attrelid = to_regclass(%s) and a.attnum > 0 and not a.attisdropped order by a.attnum",
             [_table(table).as_string(None)],
         )
-        return {name: kind for name, kind in await found.fetchall()}
+        return dict(await found.fetchall())
 
     def column_types(self, table: TableName) -> Mapping[str, str]:
         """Types of a table that `ensure_table` has seen."""
@@ -237,10 +236,10 @@ class PostgresDatabase:
         committing = False
         try:
             async with self._connection() as connection:
-                cursor = await connection.execute(cast("LiteralString", statement), values)
+                cursor = await connection.execute(statement, values)
                 rows = await cursor.fetchall() if cursor.description else []
                 for more in then:
-                    await connection.execute(cast("LiteralString", more))
+                    await connection.execute(more)
                 committing = True
                 await connection.commit()
         except psycopg.Error as error:
@@ -272,8 +271,8 @@ class PostgresTransaction:
         self._database, self._connection = database, connection
         self._savepoints = self._stages = 0
 
-    async def _run(self, statement: sql.Composable | str, values: Sequence[object] = ()) -> psycopg.AsyncCursor[Any]:
-        query = sql.SQL(cast("LiteralString", statement)) if isinstance(statement, str) else statement
+    async def _run(self, statement: sql.SQL | sql.Composed | str, values: Sequence[object] = ()) -> psycopg.AsyncCursor[Any]:
+        query = sql.SQL(statement) if isinstance(statement, str) else statement
         try:
             return await self._connection.execute(query, values)
         except psycopg.Error as error:

@@ -51,7 +51,7 @@ def _parallel(headers: pa.ListArray) -> tuple[pa.Array, pa.Array]:
     np.cumsum(lengths, out=offsets[1:])
     mask = headers.is_null()
     at = pa.array(offsets, pa.int32())
-    return tuple(pa.ListArray.from_arrays(at, structs.field(i), mask=mask) for i in (0, 1))  # type: ignore[return-value]
+    return tuple(pa.ListArray.from_arrays(at, structs.field(i), mask=mask) for i in (0, 1))
 
 
 def dlq_rows(
