@@ -14,6 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, TypeVar
 
 import numpy as np
@@ -373,7 +374,7 @@ class Pipeline:
             for reference in sorted(codec.wants(records.batch), key=str):
                 registry = self._registries[source.name]
                 fetch = registry.by_id if isinstance(reference, int) else registry.by_guid
-                codec.learn(reference, await self.retried(lambda f=fetch, r=reference: f(r), f"schema {reference}"))  # type: ignore[misc]
+                codec.learn(reference, await self.retried(partial(fetch, reference), f"schema {reference}"))
             frames = await self.outside.compute.run(lambda: self._frames(source, owned.part, codec, records))
             if not owned.alive:
                 return
@@ -400,8 +401,8 @@ class Pipeline:
         envelope, start, stop = records.batch, records.start.next, records.stop.next
         decoded = codec.decode(envelope)
         outcome = self._transforms[source.name].run(decoded.rows, decoded.origin)
-        refused: list[tuple[str, Refusals]] = [("decode", decoded.refused), *outcome.refused]
-        rejected = [dlq_rows(self.topology.prefix, part, envelope, r, stage) for stage, r in refused if len(r)]
+        refused = [("decode", decoded.refused, None), *outcome.refused]
+        rejected = [dlq_rows(self.topology.prefix, part, envelope, r, stage, child) for stage, r, child in refused if len(r)]
         aside: list[pa.RecordBatch] = []
         for node, verdicts in outcome.verdicts.items():
             for verdict, refusals, child in verdicts:

@@ -17,6 +17,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from thalweg.core.ack import Ledger
@@ -216,9 +217,7 @@ class Worker:
                 try:
                     find, attempts = lane.lander.found, None if lane.holds else 1
                     recorded = NOTHING if document is None else document.ranges(name)
-                    found[name] = await pipeline.retried(
-                        lambda f=find, r=recorded: f(part, known, r), f"what {name} holds", attempts
-                    )  # type: ignore[misc]
+                    found[name] = await pipeline.retried(partial(find, part, known, recorded), f"what {name} holds", attempts)
                 except ThalwegError as error:
                     if lane.holds:
                         raise
