@@ -34,15 +34,15 @@ AGGREGATES: Final = frozenset(
         " regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy stddev stddev_pop stddev_samp string_agg sum var"
         " var_pop var_population var_samp var_sample"
     ).split()
-)  # noqa: SIM905 - a list of words reads better as words
-WINDOWS: Final = frozenset(("cume_dist dense_rank lag lead ntile percent_rank rank row_number").split())  # noqa: SIM905 - a list of words reads better as words
+)
+WINDOWS: Final = frozenset(("cume_dist dense_rank lag lead ntile percent_rank rank row_number").split())
 VOLATILE: Final = frozenset(
     (
         "current_date current_time current_timestamp localtime localtimestamp now rand random today uuid uuidv4 uuidv7"
         " input_file_name file_row_index"
     ).split()
-)  # noqa: SIM905 - a list of words reads better as words
-BARE_VOLATILE: Final = frozenset(("current_date current_time current_timestamp localtime localtimestamp").split())  # noqa: SIM905 - a list of words reads better as words
+)
+BARE_VOLATILE: Final = frozenset(("current_date current_time current_timestamp localtime localtimestamp").split())
 
 
 @dataclass(frozen=True, order=True)

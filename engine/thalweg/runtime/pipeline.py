@@ -373,8 +373,12 @@ class Pipeline:
             codec = self._codecs[source.name]
             for reference in sorted(codec.wants(records.batch), key=str):
                 registry = self._registries[source.name]
-                fetch = registry.by_id if isinstance(reference, int) else registry.by_guid
-                codec.learn(reference, await self.retried(partial(fetch, reference), f"schema {reference}"))
+                fetch = (
+                    partial(registry.by_id, reference)
+                    if isinstance(reference, int)
+                    else partial(registry.by_guid, str(reference))
+                )
+                codec.learn(reference, await self.retried(fetch, f"schema {reference}"))
             frames = await self.outside.compute.run(lambda: self._frames(source, owned.part, codec, records))
             if not owned.alive:
                 return
