@@ -1,0 +1,1 @@
+"""The world where time is not ours: real servers, real processes, faults on the wire. Run from the checkout, never shipped."""
