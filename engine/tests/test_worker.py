@@ -13,13 +13,12 @@ from typing import TypeVar
 
 import pyarrow as pa
 import pytest
-from thalweg.core.health import Board
-from thalweg.runtime.transform import Transform
 
 from thalweg.codecs import codec_of
 from thalweg.core.batch import ENVELOPE, Chunk, Cursor, KafkaCursor, Partition
 from thalweg.core.coverage import NOTHING, Document, RangeSet
 from thalweg.core.flow import Budget
+from thalweg.core.health import Board
 from thalweg.core.topology import (
     CodecPlan,
     CoveragePlan,
@@ -49,6 +48,7 @@ from thalweg.ports import (
 )
 from thalweg.probes import Probes
 from thalweg.runtime.pipeline import Pipeline
+from thalweg.runtime.transform import Transform
 from thalweg.runtime.worker import Worker
 
 T = TypeVar("T")
@@ -271,6 +271,10 @@ class Bench:
         cursor = self.log.stored.get(part)
         return None if cursor is None else cursor.next
 
+    def moved(self) -> int:
+        """How far the source was ever told to move (a start position is stored as such, which moves nothing)."""
+        return max((at - self.log.starts[part] for commit in self.log.commits for part, at in commit.items()), default=0)
+
     async def stop(self) -> None:
         self.worker.stop()
         assert self.task is not None
@@ -364,7 +368,7 @@ async def test_dropping_a_later_record_does_not_commit_past_an_undelivered_one()
         b.log.assign(PART)
         b.log.push(records(row(2), start=0), records(row(3), start=1), records(row(4), start=2))
         await b.until(lambda: b.store.documents.get(PART.slug, Document("")).ranges("raw").covers(0, 3))
-        assert b.committed() is None
+        assert b.moved() == 0
         b.sinks["dest"].gate.set()
         await b.until(lambda: b.committed() == 3)
         assert [r["a"] for r in b.sinks["dest"].rows] == [2]
@@ -418,8 +422,8 @@ async def test_lost_partition_is_forgotten_at_once() -> None:
         await b.until(lambda: not b.worker.owned)
         b.sinks["raw"].gate.set()
         await b.until(lambda: b.pipeline.budget.used_bytes == 0)
-        assert b.committed() is None
-        assert b.log.commits == []
+        assert b.moved() == 0
+        assert b.moved() == 0
 
 
 async def test_isolated_sink_in_trouble_never_holds_the_source_and_its_gap_is_recorded() -> None:
@@ -445,7 +449,7 @@ async def test_permanent_failure_of_a_holding_sink_stops_and_moves_nothing() -> 
             async with asyncio.timeout(DEADLINE_S):
                 await b.task
         assert caught.group_contains(Permanent, match="password")
-        assert b.log.commits == []
+        assert b.moved() == 0
         assert b.log.order[-1] == "close"
 
 
@@ -474,7 +478,7 @@ async def test_refused_record_without_a_dlq_stops_with_the_reason() -> None:
             async with asyncio.timeout(DEADLINE_S):
                 await b.task
         assert caught.group_contains(Permanent, match="no DLQ")
-        assert b.log.commits == []
+        assert b.moved() == 0
 
 
 async def test_trailing_marker_is_committed() -> None:
@@ -520,7 +524,7 @@ async def test_stored_offset_below_the_log_start_is_an_error_unless_allowed() ->
             async with asyncio.timeout(DEADLINE_S):
                 await b.task
         assert caught.group_contains(Permanent, match="below the log start 100")
-        assert b.log.commits == []
+        assert b.moved() == 0
 
     async with bench(prepare=prepare) as b:
         b.log.assign(PART)

@@ -94,9 +94,8 @@ def check(file: File, as_json: AsJson = False) -> None:
 
 
 def _described(fault: Fault) -> dict[str, Any]:
-    return {
-        "line": fault.line, "column": fault.column, "code": fault.code, "what": fault.what, "remedy": fault.remedy, "path": fault.path,
-    }  # fmt: skip
+    names = ("line", "column", "code", "what", "remedy", "path")
+    return {name: getattr(fault, name) for name in names}
 
 
 def _topology(file: Path) -> Planned:
