@@ -38,7 +38,9 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def wait_ready(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path, what: str, within_s: float = READY_S) -> None:
+def wait_ready(
+    process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path, what: str, within_s: float = READY_S
+) -> None:
     """Until `ready()` says so. Raises with the log's tail when the process ends first or the time is over."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
@@ -93,7 +95,7 @@ class EmbeddedPostgres:
             if not _reachable(self._home / "bin" / "postgres"):
                 shutil.copytree(self._home, folder / "pginstall", symlinks=True)
                 self._home = folder / "pginstall"
-            os.chmod(folder, 0o755)  # noqa: S103 - the data folder below it is private
+            os.chmod(folder, 0o755)  # the data folder below it is private
         self._initialise()
 
     @property
@@ -125,7 +127,7 @@ class EmbeddedPostgres:
             self._process = subprocess.Popen(
                 [str(self._home / "bin" / "postgres"), "-D", str(self.data), "-h", "127.0.0.1", "-p", str(self.port), *options],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", user=self._uid, start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - it calls one C function and nothing else
+                preexec_fn=die_with_parent,  # calls one C function and nothing else
             )  # fmt: skip
         wait_ready(self._process, self._answers, self.log, "Postgres")
 
@@ -207,7 +209,7 @@ def embedded_kafka(brokers: int = 1) -> Iterator[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509 - it calls one C function and nothing else
+        preexec_fn=die_with_parent,  # calls one C function and nothing else
     )
     try:
         assert process.stdout is not None
