@@ -111,7 +111,9 @@ coverage: {interval_ms: 200}
 flow: {memory_limit_bytes: 768MiB, poll_records_max: 20000}
 """
 
-NUMBERS = "year month day dep_time sched_dep_time dep_delay arr_time sched_arr_time arr_delay flight air_time distance hour minute".split()
+NUMBERS = (
+    "year month day dep_time sched_dep_time dep_delay arr_time sched_arr_time arr_delay flight air_time distance hour minute"
+).split()
 
 
 @dataclass

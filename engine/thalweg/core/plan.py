@@ -90,11 +90,14 @@ class Planned:
     warnings: list[Fault] = field(default_factory=list)
 
 
-def plan(tree: Value, inputs: Inputs) -> Planned:
-    """The topology of a configuration. Raises `Refused` with every fault, in file order."""
+def plan(tree: Value, inputs: Inputs, *, strict: bool) -> Planned:
+    """The topology of a configuration. Raises `Refused` with every fault, in file order.
+
+    Not `strict`, a secret that is missing is a warning: a file may be checked where its secrets must not be.
+    """
     reader = Reader()
     said = reader.read(tree, ROOT_SHAPE)
-    planner = _Planner(reader, said if isinstance(said, dict) else {}, inputs)
+    planner = _Planner(reader, said if isinstance(said, dict) else {}, inputs, strict)
     planned = planner.run()
     if reader.faults:
         raise Refused(_once(reader.faults))
@@ -107,8 +110,8 @@ def _once(faults: list[Fault]) -> list[Fault]:
 
 
 class _Planner:
-    def __init__(self, reader: Reader, said: Mapping[str, Any], inputs: Inputs) -> None:
-        self.reader, self.said, self.inputs = reader, said, inputs
+    def __init__(self, reader: Reader, said: Mapping[str, Any], inputs: Inputs, strict: bool) -> None:
+        self.reader, self.said, self.inputs, self.strict = reader, said, inputs, strict
         self.warnings: list[Fault] = []
         self.fault = reader.fault
 
@@ -136,8 +139,12 @@ class _Planner:
         try:
             return self.inputs.resolved(text)
         except LookupError as error:
-            self.fault(path, "secret-missing", f"{path}: {error.args[0]}", "Set it, or correct the reference")
-            return ""
+            what, remedy = f"{path}: {error.args[0]}", "Set it, or correct the reference"
+            if self.strict or "is no reference" in what:
+                self.fault(path, "secret-missing", what, remedy)
+                return ""
+            self.warn(path, "secret-missing", what, remedy)
+            return text
 
     def place(self, path: str, text: str | None) -> str:
         """A store URL, or a folder seen from the configuration's own."""
