@@ -374,8 +374,7 @@ def model(raw: bytes) -> Any:
 
     try:
         text = raw.decode()
-        if "\\ud" in text.lower():
-            raise Unfit
+        json.dumps(json.loads(text), ensure_ascii=False).encode()  # half a surrogate pair does not encode
         found = json.loads(
             text, object_pairs_hook=pairs, parse_int=number, parse_float=number, parse_constant=lambda t: ("number", t)
         )

@@ -149,7 +149,7 @@ def _exact(kind: pa.DataType) -> bool:
 
 
 def _validate(found: pa.Array) -> None:
-    """Raises `pa.ArrowInvalid` on a decimal wider than its type: Arrow's JSON reader puts 123 into decimal128(4,2), up to 99.99."""
+    """Raises `pa.ArrowInvalid` on a decimal wider than its type: Arrow's JSON reader puts 123 into decimal128(4,2)."""
     types = pa.types
     if types.is_list(found.type):
         _validate(found.flatten())  # `validate` itself would look at what lies outside of a slice
