@@ -200,6 +200,7 @@ class Worker:
         self._assigned_once = True
         self._paused = frozenset()
         self.pipeline.board.ok(self.source.name)
+        self.pipeline.board.started(self.source.name)
         self.pipeline.outside.report(
             "partitions.assigned", source=self.source.name, starts={p.slug: c.next for p, c in sorted(at.items())}
         )
