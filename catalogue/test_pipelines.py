@@ -25,7 +25,7 @@ def test_kafka_to_postgres_happy_path(world: World) -> None:
     committed, documents = world.truth.committed(name, name), world.truth.checkpoints()
     raw = world.truth.raw()
     rows = world.truth.rows(
-        f"select _twg_source_partition, _twg_source_offset, id, customer, doubled, _twg_record_id from {name}"  # noqa: S608
+        f"select _twg_source_partition, _twg_source_offset, id, customer, doubled, _twg_record_id from {name}"
     )
     produced = world.truth.produced(name)
     landed = identities([r[0] for r in rows], [r[1] for r in rows])

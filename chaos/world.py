@@ -24,16 +24,19 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
+from ruamel.yaml import YAML
 
-from catalogue.invariants import Checkpoint, Identities, checkpoint, identities
+from catalogue.invariants import Checkpoint, Identities, checkpoint, committed_within, identities
 from catalogue.world import Message
 from chaos.embedded import die_with_parent, free_ports
 from chaos.stack import Stack
 
 ROOT = Path(__file__).resolve().parent.parent
 LOOK_S = 0.02
+JUDGE_S = 0.25
 STOP_S = 20.0
 
 
@@ -41,6 +44,7 @@ class RealEngine:
     """`thalweg run` as a process of the installed package; with a planted bug, the same package run by the catalogue."""
 
     def __init__(self, folder: Path, number: int, pipeline: str, environment: dict[str, str], http: str, sabotage: str | None):
+        self.plan: Any = YAML(typ="safe").load(pipeline)
         self._file, self._log, self._http = folder / f"pipeline-{number}.yaml", folder / f"engine-{number}.log", http
         self._file.write_text(pipeline)
         engine, paths = ["-m", "thalweg"], ""
@@ -110,13 +114,12 @@ class RealTruth:
         return {found.partition: found.offset for found in self._reader(group).committed(parts, timeout=10) if found.offset >= 0}
 
     def checkpoints(self) -> Sequence[Checkpoint]:
-        return [checkpoint(body) for path, body in self._objects("/_coverage/") if path.endswith(".json")]
+        return [checkpoint(body) for body in self._objects("raw/_coverage", ".json")]
 
     def raw(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        for path, body in self._objects("/raw/"):
-            if path.endswith(".parquet"):
-                rows += pq.ParquetFile(pa.BufferReader(body)).read().to_pylist()
+        for body in self._objects("raw", ".parquet"):
+            rows += pq.ParquetFile(pa.BufferReader(body)).read().to_pylist()
         return rows
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
@@ -140,15 +143,15 @@ class RealTruth:
             self._readers[group] = Consumer({"bootstrap.servers": address, "group.id": group, "enable.auto.commit": False})
         return self._readers[group]
 
-    def _objects(self, inside: str) -> list[tuple[str, bytes]]:
+    def _objects(self, folder: str, ending: str) -> list[bytes]:
         if self._s3 is None:
             ends = self._stack.endpoints
             self._s3 = pafs.S3FileSystem(
                 access_key=ends.s3_access_key, secret_key=ends.s3_secret_key, endpoint_override=ends.s3, region="us-east-1"
             )
-        found = self._s3.get_file_info(pafs.FileSelector(self._bucket, recursive=True))
-        paths = sorted(f.path for f in found if f.is_file and inside in f"/{f.path}")
-        return [(path, self._s3.open_input_file(path).read()) for path in paths]
+        selector = pafs.FileSelector(f"{self._bucket}/{folder}", recursive=True, allow_not_found=True)
+        paths = sorted(f.path for f in self._s3.get_file_info(selector) if f.is_file and f.path.endswith(ending))
+        return [self._s3.open_input_file(path).read() for path in paths]
 
 
 class RealWorld:
@@ -156,10 +159,11 @@ class RealWorld:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, stack: Stack, folder: Path, sabotage: str | None = None) -> None:
-        self._stack, self._folder, self._sabotage = stack, folder, sabotage
+    def __init__(self, stack: Stack, folder: Path, sabotage: str | None = None, patience_s: float = float("inf")) -> None:
+        self.stack, self._folder, self._sabotage, self._patience_s = stack, folder, sabotage, patience_s
         self.name = f"w{next(self._numbers)}"
         self._engines: list[RealEngine] = []
+        self._judged = 0.0
         ends = stack.endpoints
         assert stack.s3 is not None
         bucket = f"spec-{self.name}"
@@ -184,13 +188,18 @@ class RealWorld:
 
     def topic(self, name: str, partitions: int, **settings: str) -> None:
         """Of one replica, there being one broker; `settings` are the broker's, with _ for the dots."""
-        admin = AdminClient({"bootstrap.servers": self._stack.endpoints.kafka})
+        admin = AdminClient({"bootstrap.servers": self.stack.endpoints.kafka})
         config = {key.replace("_", "."): value for key, value in settings.items()}
         for made in admin.create_topics([NewTopic(name, partitions, 1, config=config)]).values():
             made.result(30)
 
+    def producer(self, **settings: str | int | bool) -> Producer:
+        """A client of this broker; `settings` are librdkafka's, with _ for the dots."""
+        named = {key.replace("_", "."): value for key, value in settings.items()}
+        return Producer({"bootstrap.servers": self.stack.endpoints.kafka, **named})
+
     def produce(self, topic: str, messages: Sequence[Message]) -> None:
-        producer = Producer({"bootstrap.servers": self._stack.endpoints.kafka, "acks": "all", "enable.idempotence": True})
+        producer = self.producer(acks="all", enable_idempotence=True)
         failed: list[str] = []
 
         def delivered(error: Any, message: Any) -> None:
@@ -218,6 +227,7 @@ class RealWorld:
         return made
 
     def wait_until(self, what: str, condition: Callable[[], bool], within_s: float = 60) -> None:
+        within_s = min(within_s, self._patience_s)
         until = time.monotonic() + within_s
         while not self._holds(condition):
             for engine in self._engines:
@@ -225,7 +235,30 @@ class RealWorld:
                 assert not status or status == -signal.SIGKILL, f"the engine ended with {status}:\n{engine.log()[-4_000:]}"
             tail = self._engines[-1].log()[-4_000:] if self._engines else ""
             assert time.monotonic() < until, f"not within {within_s:.0f} s: {what}\n{tail}"
+            if time.monotonic() > self._judged + JUDGE_S:
+                self._judge()
             time.sleep(LOOK_S)
+        self._judge()
+
+    def _judge(self) -> None:
+        """The invariant of a moving system, read in the order commit, coverage: each only grows, so the inclusion is sound."""
+        self._judged = time.monotonic()
+        for plan in {e.plan["pipeline"]["name"]: e.plan for e in self._engines}.values():
+            if not any(s.get("role") == "primary-raw" and s["type"] == "parquet" for s in plan["sinks"]):
+                continue  # its checkpoint commits with the rows, in one transaction
+            holding = [
+                s["name"] for s in plan["sinks"] if s.get("role", "destination") != "destination" or s.get("on_failure") == "hold"
+            ]
+            for source in plan["sources"]:
+                group = source.get("group", plan["pipeline"]["name"])
+                for topic in (t for t in source.get("topics", ()) if not t.startswith("^")):
+                    try:
+                        committed = self.truth.committed(group, topic)
+                        documents = [c for c in self.truth.checkpoints() if c.topic == topic]
+                    except (KafkaException, OSError):
+                        return  # a server is down: there is nothing to compare now
+                    finding = committed_within(documents, holding, committed)
+                    assert finding.holds, finding
 
     @staticmethod
     def _holds(condition: Callable[[], bool]) -> bool:
