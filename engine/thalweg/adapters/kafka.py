@@ -18,7 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final
 
 import confluent_kafka as ck
@@ -547,21 +547,34 @@ def _batch(messages: list[ck.Message]) -> tuple[pa.RecordBatch, np.ndarray[Any, 
     """Messages as one envelope batch. Each list below is one pass over what the client handed over."""
     n = len(messages)
     offsets = np.array([m.offset() for m in messages], dtype=np.int64)
-    stamps = np.array([m.timestamp() for m in messages], dtype=np.int64)
+    stamps = np.fromiter(chain.from_iterable([m.timestamp() for m in messages]), dtype=np.int64, count=2 * n).reshape(n, 2)
     types = stamps[:, 0].astype(np.int8)
     absent = types == NO_TIMESTAMP
     times = pa.array(stamps[:, 1], pa.int64(), mask=absent if absent.any() else None).cast(pa.timestamp("ms", tz="UTC"))
     headers = [m.headers() for m in messages]
     some = pa.nulls(n, ENVELOPE.field("headers").type) if not any(headers) else pa.array(headers, ENVELOPE.field("headers").type)
+    keys = [m.key() for m in messages]
     columns = [
         pa.array(offsets),
         times,
         pa.array(types),
-        pa.array([m.key() for m in messages], pa.binary()),
+        pa.nulls(n, pa.binary()) if not any(k is not None for k in keys) else _binary(keys),
         some,
-        pa.array([m.value() for m in messages], pa.binary()),
+        _binary([m.value() for m in messages]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ENVELOPE), offsets
+
+
+def _binary(values: list[bytes | None]) -> pa.BinaryArray:
+    """One join is several times faster than appending value by value; only where there are no nulls."""
+    try:
+        lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))  # type: ignore[arg-type]  # TypeError is handled
+    except TypeError:
+        return pa.array(values, pa.binary())
+    offsets = np.zeros(len(values) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    body = b"".join(values)  # type: ignore[arg-type]  # no nulls here
+    return pa.BinaryArray.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(body)])
 
 
 def _words(error: BaseException) -> str:

@@ -57,7 +57,7 @@ FORMAT_OF: Final = {
 CODECS_OF: Final = {"ndjson": ("json", "bytes"), "csv": ("csv", "bytes"), "parquet": ("arrow",)}
 DESTINATION_BYTES: Final = 8 << 20
 DESTINATION_AGE_MS: Final = 250
-ASIDE_AGE_MS: Final = 250
+ASIDE_AGE_MS: Final = 1_000
 
 
 class Inputs(Protocol):
