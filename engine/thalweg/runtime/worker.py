@@ -32,6 +32,7 @@ from thalweg.runtime.checkpoint import CheckpointStore
 from thalweg.runtime.pipeline import BACKOFF_S, Owned, Pipeline
 
 READ_AHEAD_SHARE: Final = 0.125  # of the budget, that may wait between the consumer and the decoder
+LAG_EVERY_S: Final = 2.0
 ROOM_WAIT_S: Final = 0.5  # how long to wait for that room before pausing the source
 
 
@@ -264,11 +265,30 @@ class Worker:
     # --- checkpoints and commits ----------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
+        looked_at = float("-inf")
         while True:
             await asyncio.sleep(self.pipeline.topology.coverage.interval_ms / 1000)
             for owned in sorted(self.owned.values(), key=lambda o: o.part):
                 await self._try_checkpoint(owned)
             await self._try_commit([o for o in self.owned.values() if o.alive])
+            if self.pipeline.outside.clock.monotonic() >= looked_at + LAG_EVERY_S:
+                looked_at = self.pipeline.outside.clock.monotonic()
+                await self._measure_lag()
+
+    async def _measure_lag(self) -> None:
+        """How far the stored offsets are behind the logs' ends; what cannot be asked now is left as it was."""
+        parts = sorted(part for part, owned in self.owned.items() if owned.alive)
+        if not parts or self._cursor is not KafkaCursor:
+            return
+        try:
+            bounds = await self.consumer.bounds(parts)
+        except (Transient, Ambiguous):
+            return
+        for part in parts:
+            if part in self.owned:
+                at = max(self.owned[part].acked, bounds[part].low.next)
+                self.pipeline.board.gauge("lag_records", part.slug, max(0, bounds[part].high.next - at))
+        self.pipeline.board.gauge("budget_used_bytes", "all", self.pipeline.budget.used_bytes)
 
     async def _try_checkpoint(self, owned: Owned) -> bool:
         """Store what the ledger has learnt; False when the store does not answer (tried again at the next tick)."""
