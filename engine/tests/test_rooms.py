@@ -164,7 +164,7 @@ def imports_judged(folder: Path) -> tuple[int, str]:
     """Exit status and words of import-linter over a tree."""
     paths = os.pathsep.join((str(folder / "engine"), str(folder)))
     done = subprocess.run(
-        [sys.executable, "-c", LINT_IMPORTS, "--no-cache", "--config", str(folder / "pyproject.toml")],
+        [sys.executable, "-c", LINT_IMPORTS, "--no-cache", str(folder / "pyproject.toml")],
         cwd=folder, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
