@@ -21,7 +21,7 @@ def test_blocked_postgres_and_large_records(world: RealWorld) -> None:
     """If this is false, an hour's outage of the destination ends with the engine killed for its memory."""
     name = world.name
     world.topic(name, 4, max_message_bytes="2000000")
-    pad = b"x" * 1_000_000
+    pad = b"x" * 999_000  # a record of 1 MB, with what is around it
     batch = [Message(b'{"id":%d,"customer":"c","amount":1,"pad":"%s"}' % (i, pad), i % 4) for i in range(50)]
     engine = world.engine(orders_pipeline(name, "512MiB"))
     process = psutil.Process(engine.process.pid)
