@@ -28,22 +28,34 @@ def main() -> None:
         print(f"{wheel.name}: top level is exactly thalweg")
         venv.create(scratch / "venv", with_pip=True)
         python = scratch / "venv" / "bin" / "python"
-        subprocess.run([python, "-m", "pip", "install", "-q", f"{wheel}[all]"], check=True)
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 
-        def thalweg(*words: str) -> None:
-            subprocess.run([python, "-m", "thalweg", *words], check=True, cwd=scratch, env=environment)
+        def install(what: str) -> None:
+            subprocess.run([python, "-m", "pip", "install", "-q", what], check=True)
 
-        for example in sorted((ROOT / "examples").glob("*.*")):
-            if example.suffix in (".yaml", ".toml", ".json"):
-                thalweg("check", str(example))
+        def thalweg(*words: str, shown: bool = True) -> None:
+            output = None if shown else subprocess.DEVNULL
+            subprocess.run([python, "-m", "thalweg", *words], check=True, cwd=scratch, env=environment, stdout=output)
+
+        def written() -> list[str]:
+            return sorted(path.name for path in (scratch / "starter" / "out").rglob("*.parquet"))
+
+        install(str(wheel))  # the starter needs no extra
         thalweg("new", "starter")
         thalweg("check", "starter/pipeline.yaml")
         thalweg("run", "starter/pipeline.yaml")
-        written = list((scratch / "starter" / "out" / "orders").rglob("*.parquet"))
-        if not written:
+        first = written()
+        if not first:
             raise SystemExit("the starter pipeline wrote nothing")
+        thalweg("run", "starter/pipeline.yaml")
+        if written() != first:
+            raise SystemExit("the starter pipeline wrote again what it had written")
         thalweg("coverage", "starter/pipeline.yaml")
+        thalweg("schema", shown=False)
+        install(f"{wheel}[all]")
+        for example in sorted((ROOT / "examples").glob("*.*")):
+            if example.suffix in (".yaml", ".toml", ".json"):
+                thalweg("check", str(example))
         print("installed alone, checked every example, ran the starter")
 
 
