@@ -18,7 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from thalweg.codecs import codec_of
-from thalweg.codecs.avro import HEADER, AvroCodec, Invalid, shape_of
+from thalweg.codecs.avro import HEADER, SENTINEL, AvroCodec, Invalid, shape_of
 from thalweg.core.batch import ENVELOPE, Decoded
 from thalweg.core.topology import CodecPlan, Tombstone
 from thalweg.errors import Permanent
@@ -193,6 +193,16 @@ def test_types(schema: Schema, raw: bytes, kind: pa.DataType | None, value: Any)
         alone = bare(schema).decode(envelope([raw, raw]))
         assert alone.rows.columns == got.rows.columns
         assert alone.rows.schema.names == ["value"]
+
+
+def test_what_looks_like_the_sentinel_is_still_left_over() -> None:
+    schema = record(k="int")
+    for datum in (b"\x00" + SENTINEL, b"\x00" + SENTINEL * 2):
+        assert run(schema, [datum]) == ["avro-decode"]
+        assert run(schema, [b"\x02", datum, b""]) == [{"k": 1}, "avro-decode", "avro-decode"]
+    text = record(s="string")
+    assert run(text, [b"\x10" + b"xTHALWEG"] * 2) == [{"s": "xTHALWEG"}] * 2
+    assert run(record(b="bytes"), [b"\x10" + SENTINEL] * 2) == [{"b": SENTINEL}] * 2
 
 
 @pytest.mark.parametrize("unit", ["millis", "micros", "nanos"])
