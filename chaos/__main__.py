@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ DOWN_S = 60.0
 
 
 def _state() -> Path:
-    return cache() / "up.json"
+    return Path(os.environ.get("THALWEG_CHAOS_STATE") or cache() / "up.json")
 
 
 def _running() -> dict[str, Any] | None:
@@ -54,7 +55,7 @@ def up(services: list[str]) -> int:
     """Start what is not running; print the addresses."""
     found = _running()
     if found is None:
-        log = cache() / "up.log"
+        log = _state().with_suffix(".log")
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "chaos", "serve", *services],
