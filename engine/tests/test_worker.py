@@ -304,7 +304,7 @@ async def bench(
     def unused(*_: object) -> object:
         raise AssertionError("not in this test")
 
-    world = Outside(here, here, unused, unused, unused, unused, lambda: 0, lambda event, **_: reports.append(event))  # type: ignore[arg-type]
+    world = Outside(here, here, unused, unused, unused, unused, lambda: 0, lambda: None, lambda event, **_: reports.append(event))  # type: ignore[arg-type]
     stages = [source.name, *(s.name for s in sinks), "coverage"]
     ready: asyncio.Future[Bench] = asyncio.get_running_loop().create_future()
 

@@ -35,6 +35,9 @@ EXIT_OK: Final = 0
 EXIT_UNAVAILABLE: Final = 69  # EX_UNAVAILABLE of sysexits.h: a service did not answer
 EXIT_FAILED: Final = 70  # EX_SOFTWARE: it cannot go on as configured
 
+TRIM_SHARE: Final = 0.8  # of the memory limit, at which freed memory is given back
+WATCH_S: Final = 0.1
+
 EXTRAS: Final = {"kafka": "kafka", "postgres": "postgres", "registry": "registry"}
 
 
@@ -53,6 +56,7 @@ def _adapter(name: str) -> Any:
 def outside(report: Callable[..., None], resources: AsyncExitStack) -> Outside:
     """The real world. Stores and databases are shared by address within a node; `resources` closes them all."""
     system = _adapter("system")
+    system.use_one_allocator()
     compute = system.ThreadCompute()
     resources.callback(compute.close)
     opened: dict[tuple[str, str], Any] = {}
@@ -83,7 +87,9 @@ def outside(report: Callable[..., None], resources: AsyncExitStack) -> Outside:
         found: SchemaRegistry = once("registry", url, lambda: _adapter("registry").HttpSchemaRegistry(url, options))
         return found
 
-    return Outside(system.SystemClock(), compute, consumer, objects, database, registry, system.rss_bytes, report)
+    return Outside(
+        system.SystemClock(), compute, consumer, objects, database, registry, system.rss_bytes, system.release_memory, report
+    )
 
 
 def lander_of(topology: Topology, sink: Sink, world: Outside) -> Lander:
@@ -105,16 +111,13 @@ class Node:
     """A topology in a world. `run` returns when bounded sources are done or after `stop()`."""
 
     def __init__(self, topology: Topology, world: Outside, probes: Probes) -> None:
-        self.world, self.probes = world, probes
-        free = grantable(topology.flow.memory_limit_bytes, world.rss_bytes())
-        prefetch = int(free * topology.flow.prefetch_share)
-        share = prefetch // max(1, len(topology.sources))
-        self.topology = replace(topology, sources=tuple(replace(s, prefetch_bytes=share) for s in topology.sources))
-        self.budget = Budget(free - prefetch)
+        self.world, self.probes, self.topology = world, probes, topology
+        self.budget = Budget(0)  # set once everything is open: only then is it known what the node needs idle
         stages = [s.name for s in topology.sources] + [s.name for s in topology.sinks] + ["coverage"]
         self.board = Board(topology, stages)
         self.workers: list[Worker] = []
         self._stopped = False
+        self._idle_bytes = self._prefetch_bytes = 0
 
     def stop(self) -> None:
         """Drain, checkpoint, commit and leave."""
@@ -140,12 +143,41 @@ class Node:
             )
             await pipeline.open()
             await pipeline.retried(store.open, "opening the coverage store", attempts=3)
-            self.workers = [Worker(s, world.consumer(s), store, pipeline) for s in topology.sources]
+            prefetch_bytes = self._divide()
+            self.workers = [
+                Worker(s, world.consumer(replace(s, prefetch_bytes=prefetch_bytes)), store, pipeline) for s in topology.sources
+            ]
+            watch = tasks.create_task(self._watch(), name="memory")
             if self._stopped:
                 self.stop()
             running = [tasks.create_task(worker.run(), name=f"worker:{worker.source.name}") for worker in self.workers]
             await asyncio.gather(*running)
+            watch.cancel()
             pipeline.close()
+
+    def _divide(self) -> int:
+        """Split what the limit leaves above the idle process; the bytes that each source's client may prefetch."""
+        self.world.release_memory()
+        self._idle_bytes = self.world.rss_bytes()
+        free = grantable(self.topology.flow.memory_limit_bytes, self._idle_bytes)
+        self._prefetch_bytes = prefetch = int(free * self.topology.flow.prefetch_share)
+        self.budget.limit_bytes = free - prefetch
+        self.world.report(
+            "node.budget", idle_bytes=self._idle_bytes, budget_bytes=self.budget.limit_bytes, prefetch_bytes=prefetch
+        )
+        return prefetch // max(1, len(self.topology.sources))
+
+    async def _watch(self) -> None:
+        """Measure what the process occupies; before the limit is reached, give back what is free."""
+        limit = self.topology.flow.memory_limit_bytes
+        while True:
+            occupied = self.world.rss_bytes()
+            if occupied > TRIM_SHARE * limit:
+                await self.world.compute.run(self.world.release_memory)
+                occupied = self.world.rss_bytes()
+            self.budget.observe(occupied - self._idle_bytes - self._prefetch_bytes)
+            self.board.gauge("memory_bytes", "resident", occupied)
+            await asyncio.sleep(WATCH_S)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -179,7 +211,7 @@ async def run(topology: Topology, report: Callable[..., None]) -> int:
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)
-        report("node.started", pipeline=topology.name, budget_bytes=node.budget.limit_bytes)
+        report("node.started", pipeline=topology.name)
         try:
             await node.run()
         except BaseExceptionGroup as group:

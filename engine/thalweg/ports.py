@@ -374,6 +374,7 @@ class Outside:
     database: Callable[[str], Database]  # of a connection string
     registry: Callable[[str, Mapping[str, str]], SchemaRegistry]
     rss_bytes: Callable[[], int]  # resident memory of this process
+    release_memory: Callable[[], None]  # give freed memory back to the operating system
     report: Callable[..., None]  # structured event: report("sink.retry", sink=…, error=…)
 
 

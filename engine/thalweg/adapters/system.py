@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import psutil
+import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -119,6 +120,16 @@ class Actor:
 def rss_bytes() -> int:
     """Resident memory of this process."""
     return int(psutil.Process().memory_info().rss)
+
+
+def use_one_allocator() -> None:
+    """Let Arrow allocate where everything else does, so that freed memory is shared and can be given back as one."""
+    pa.set_memory_pool(pa.system_memory_pool())
+
+
+def release_memory() -> None:
+    """Give freed memory back to the operating system (glibc's malloc_trim, which Arrow's system pool calls)."""
+    pa.default_memory_pool().release_unused()
 
 
 def kill_at_probe() -> Callable[[str, int], None] | None:

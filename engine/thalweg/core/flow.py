@@ -13,6 +13,9 @@ from typing import Final
 COPIES: Final = 3
 """Bytes held at the peak for one byte of payload: the envelope, its decoded columns, and one sink's encoding of them."""
 
+FIRST_POLL: Final = 50
+"""Records asked for before any has been seen: they may be of any size."""
+
 GRANT_MIN: Final = 4 << 20
 """A budget never shrinks below this: with less, not one ordinary fetch could enter and nothing would ever drain."""
 
@@ -23,23 +26,32 @@ def grantable(limit_bytes: int, baseline_bytes: int) -> int:
 
 
 class Budget:
-    """Permits counted in bytes. Giving back never waits, so acks progress however full the budget is."""
+    """Permits counted in bytes. Giving back never waits, so acks progress however full the budget is.
+
+    What is held by the engine's own count is one thing; what the process really occupies above its idle size (allocators
+    keep, clients copy) is another. The larger of the two counts.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.observed_bytes = 0
 
     @property
     def free_bytes(self) -> int:
         """What could be granted now; negative while something oversized is held."""
-        return self.limit_bytes - self.used_bytes
+        return self.limit_bytes - max(self.used_bytes, self.observed_bytes)
 
     def try_take(self, cost_bytes: int) -> bool:
         """Grant if it fits. A cost above the whole limit is granted when nothing else is held: else it would wait forever."""
-        if self.used_bytes + cost_bytes > self.limit_bytes and self.used_bytes > 0:
+        if cost_bytes > self.free_bytes and self.used_bytes > 0:
             return False
         self.used_bytes += cost_bytes
         return True
+
+    def observe(self, occupied_bytes: int) -> None:
+        """What the process occupies above its idle size, measured now."""
+        self.observed_bytes = max(0, occupied_bytes)
 
     def adjust(self, delta_bytes: int) -> None:
         """Correct an estimate once the real size is known."""
@@ -55,7 +67,7 @@ class Budget:
 def poll_records(free_bytes: int, record_bytes: float, records_max: int) -> int:
     """How many records to ask the client for, so that what comes back can be granted: at least 1."""
     if record_bytes <= 0:
-        return min(1_000, records_max)
+        return min(FIRST_POLL, records_max)
     return max(1, min(records_max, int(free_bytes / (COPIES * record_bytes))))
 
 

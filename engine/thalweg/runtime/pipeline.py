@@ -36,6 +36,7 @@ from thalweg.runtime.transform import NodeRows, Transform
 T = TypeVar("T")
 
 BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+LOOK_AGAIN_S: Final = 0.2  # measured memory may fall without anything being given back
 LANDINGS_MAX: Final = 2  # chunks of one sink under way at once
 ISOLATED_SHARE: Final = 0.25  # of the budget, that one isolated sink in trouble may hold before it sheds
 
@@ -349,7 +350,7 @@ class Pipeline:
             self.press()
             waits = [asyncio.ensure_future(self.freed.wait()), asyncio.ensure_future(self._gone(owned))]
             try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waits, timeout=LOOK_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for wait in waits:
                     wait.cancel()
