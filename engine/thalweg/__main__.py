@@ -9,23 +9,28 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import pyarrow as pa
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from thalweg import __version__, starter
-from thalweg.config import Secrets, read
+from thalweg.config import BYTES_MAX, Secrets, bounded, read
 from thalweg.core.coverage import Document
-from thalweg.core.plan import Planned, plan
+from thalweg.core.plan import Judged, judged
 from thalweg.core.shape import json_schema
-from thalweg.core.topology import Node, Rule
+from thalweg.core.topology import CodecPlan, Node, Rule, Topology
 from thalweg.errors import Fault, Permanent, Refused, ThalwegError, Transient
+from thalweg.log import Veil, make_report, secrets_of
 
 EXIT_USAGE: Final = 64
+EXIT_UNAVAILABLE: Final = 69
+EXIT_FAILED: Final = 70
 EXIT_CONFIG: Final = 78
 
 app = typer.Typer(
@@ -50,7 +55,15 @@ class _Inputs:
         return str(self._folder / path)
 
     def text_of(self, path: str) -> str:
-        return (self._folder / path).read_text(encoding="utf-8")
+        body = bounded(self._folder / path, BYTES_MAX)
+        if body is None:
+            raise OSError(0, f"larger than {BYTES_MAX} bytes")
+        return body.decode("utf-8-sig")
+
+    def codec_faults(self, plan: CodecPlan) -> Sequence[str]:
+        from thalweg.codecs import plan_faults
+
+        return plan_faults(plan)
 
     def schemas(
         self, nodes: Sequence[Node], rules: Sequence[Rule], root: pa.Schema
@@ -60,37 +73,53 @@ class _Inputs:
         return Transform(nodes, rules).schemas(root)
 
 
-def planned(path: Path, *, strict: bool) -> Planned:
-    """The topology of a file. Raises `Refused`; `strict`, for missing secrets too."""
-    return plan(read(path), _Inputs(path.resolve().parent), strict=strict)
+def judged_file(path: Path, *, strict: bool) -> Judged:
+    """All that can be said about a file without a server; `strict`, a missing secret is a fault."""
+    try:
+        contents = read(path)
+    except Refused as refused:
+        return Judged(None, refused.faults, ())
+    found = judged(contents.value, _Inputs(path.resolve().parent), strict=strict)
+    if not contents.faults:
+        return found
+    return Judged(None, tuple(sorted({*found.faults, *contents.faults})), found.warnings)
 
 
 def _lines(kind: str, faults: Sequence[Fault], path: Path) -> list[str]:
-    return [f"{path}:{f.line}:{f.column}: {kind} [{f.code}] {f.what}. {f.remedy}" for f in faults]
+    out = []
+    for f in faults:
+        place = f"{path}:{f.line}:{f.column}" if f.line else str(path)
+        out.append(_printable(f"{place}: {kind} [{f.code}] {f.what}. {f.remedy}"))
+    return out
+
+
+def _printable(text: str) -> str:
+    """One line, without whatever a terminal would obey."""
+    return "".join(c if c.isprintable() else " " if c in "\n\t" else "\ufffd" for c in text)
 
 
 @app.command()
 def check(file: File, as_json: AsJson = False) -> None:
     """Name every fault of a pipeline at once; exit 78 if there is one."""
-    faults: Sequence[Fault] = ()
-    warnings: Sequence[Fault] = ()
-    try:
-        warnings = planned(file, strict=False).warnings
-    except Refused as refused:
-        faults = refused.faults
+    found = judged_file(file, strict=False)
     if as_json:
         body = {
             "file": str(file),
-            "ok": not faults,
-            "faults": [_described(f) for f in faults],
-            "warnings": [_described(f) for f in warnings],
+            "ok": not found.faults,
+            "faults": [_described(f) for f in found.faults],
+            "warnings": [_described(f) for f in found.warnings],
         }
         print(json.dumps(body, indent=2))
     else:
-        for line in (*_lines("error", faults, file), *_lines("warning", warnings, file)):
+        for line in (*_lines("error", found.faults, file), *_lines("warning", found.warnings, file)):
             print(line)
-        print(f"{file}: {len(faults)} fault(s), {len(warnings)} warning(s)" if faults or warnings else f"{file}: fine")
-    raise typer.Exit(EXIT_CONFIG if faults else 0)
+        told = f"{_counted(len(found.faults), 'fault')}, {_counted(len(found.warnings), 'warning')}"
+        print(f"{file}: {told}" if found.faults or found.warnings else f"{file}: fine")
+    raise typer.Exit(EXIT_CONFIG if found.faults else 0)
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def _described(fault: Fault) -> dict[str, Any]:
@@ -98,35 +127,42 @@ def _described(fault: Fault) -> dict[str, Any]:
     return {name: getattr(fault, name) for name in names}
 
 
-def _topology(file: Path) -> Planned:
-    try:
-        found = planned(file, strict=True)
-    except Refused as refused:
-        print("\n".join(_lines("error", refused.faults, file)), file=sys.stderr)
-        raise typer.Exit(EXIT_CONFIG) from None
-    for line in _lines("warning", found.warnings, file):
+def _topology(file: Path) -> Topology:
+    found = judged_file(file, strict=True)
+    for line in (*_lines("error", found.faults, file), *_lines("warning", found.warnings, file)):
         print(line, file=sys.stderr)
-    return found
+    if found.topology is None:
+        raise typer.Exit(EXIT_CONFIG)
+    return found.topology
+
+
+def _stopped(error: ThalwegError, veil: Veil) -> int:
+    """Say what happened; the exit status for it."""
+    print(_printable(f"error: {veil.over(str(error))}"), file=sys.stderr)
+    return EXIT_UNAVAILABLE if isinstance(error, Transient) else EXIT_FAILED
+
+
+class LogForm(StrEnum):
+    """How events are written."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 @app.command()
 def run(
     file: File,
-    log: Annotated[str, typer.Option(help="text or json")] = "text",
+    log: Annotated[LogForm, typer.Option(help="Events on standard error: for people, or one JSON object a line.")] = LogForm.TEXT,
 ) -> None:
     """Run a pipeline until its sources end, or until SIGTERM."""
+    topology = _topology(file)
+    veil = Veil(secrets_of(topology))
     from thalweg import node
-    from thalweg.log import reporter
 
-    if log not in ("text", "json"):
-        print("--log is text or json", file=sys.stderr)
-        raise typer.Exit(EXIT_USAGE)
-    topology = _topology(file).topology
     try:
-        status = asyncio.run(node.run(topology, reporter(log)))
+        status = asyncio.run(node.run(topology, make_report(log.value, veil)))
     except ThalwegError as error:
-        print(f"error: {error}", file=sys.stderr)
-        status = node.EXIT_UNAVAILABLE if isinstance(error, Transient) else node.EXIT_FAILED
+        status = _stopped(error, veil)
     raise typer.Exit(status)
 
 
@@ -137,6 +173,9 @@ def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="An empty or 
         starter.write(folder)
     except Permanent as error:
         print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(EXIT_USAGE) from None
+    except OSError as error:
+        print(f"error: {folder} cannot be written: {error.strerror}", file=sys.stderr)
         raise typer.Exit(EXIT_USAGE) from None
     print(f"Wrote {folder}. Try: thalweg check {folder / 'pipeline.yaml'} && thalweg run {folder / 'pipeline.yaml'}")
 
@@ -150,22 +189,31 @@ def schema() -> None:
 @app.command()
 def coverage(file: File, as_json: AsJson = False) -> None:
     """Print which ranges of each partition reached which sink, and the gaps."""
+    topology = _topology(file)
+    veil = Veil(secrets_of(topology))
     from thalweg import node
 
-    topology = _topology(file).topology
     try:
         documents = asyncio.run(node.coverage(topology, lambda *_, **__: None))
     except ThalwegError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(node.EXIT_UNAVAILABLE if isinstance(error, Transient) else node.EXIT_FAILED) from None
+        raise typer.Exit(_stopped(error, veil)) from None
     rows = [row for document in documents for row in gaps_of(document)]
     if as_json:
         print(json.dumps(rows, indent=2))
-        return
-    table = Table("partition", "sink", "covered", "gaps")
-    for row in rows:
-        table.add_row(row["partition"], row["sink"], _spans(row["covered"]), _gaps(row["gaps"]))
-    Console().print(table)
+    elif not rows:
+        print("nothing is covered yet")
+    elif sys.stdout.isatty():
+        table = Table("partition", "sink", "covered", "gaps")
+        for row in rows:
+            table.add_row(*map(escape, _cells(row)))
+        Console().print(table)
+    else:
+        for row in rows:
+            print("\t".join(_cells(row)))
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    return row["partition"], row["sink"], _spans(row["covered"]), _gaps(row["gaps"])
 
 
 def gaps_of(document: Document) -> list[dict[str, Any]]:

@@ -39,10 +39,12 @@ class _BoardCollector(Collector):
             gauge = gauges.setdefault(name, GaugeMetricFamily(f"thalweg_{name}", name.replace("_", " "), labels=["of"]))
             gauge.add_metric([label], level)
         up = GaugeMetricFamily("thalweg_stage_up", "1 while the stage works", labels=["of"])
-        for stage in self._board.stages.values():
-            up.add_metric([stage.name], 0 if stage.reason else 1)
+        failures = CounterMetricFamily("thalweg_stage_failures", "failures of the stage", labels=["of"])
+        for key, stage in self._board.stages.items():
+            up.add_metric([key], 0 if stage.reason else 1)
+            failures.add_metric([key], stage.failures)
         ready = GaugeMetricFamily("thalweg_ready", "1 while the node is ready", value=1 if self._board.ready else 0)
-        yield from (*counters.values(), *gauges.values(), up, ready)
+        yield from (*counters.values(), *gauges.values(), up, failures, ready)
 
 
 def application(board: Board) -> Starlette:
@@ -105,5 +107,6 @@ class StatusServer:
     async def stop(self) -> None:
         """Answer what is under way, then close."""
         self._server.should_exit = True
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=3)
+        if self._task is not None and (await asyncio.wait({self._task}, timeout=3))[1]:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=1)

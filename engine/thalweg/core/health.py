@@ -29,18 +29,17 @@ class Stage:
 class Board:
     """One node's notice board. Written by the runtime, read by whoever renders it; holds no clock."""
 
-    def __init__(self, topology: Topology, stages: Iterable[str]) -> None:
+    def __init__(self, topology: Topology, stages: Iterable[str] = ()) -> None:
         self.pipeline = topology.name
         sources = {s.name for s in topology.sources}
         raw = topology.primary_raw
-        self.stages: dict[str, Stage] = {}
-        for name in stages:
-            sink = next((s for s in topology.sinks if s.name == name), None)
-            if sink is not None:
-                gating = sink.role is Role.PRIMARY_RAW if raw is not None else sink.on_failure is OnFailure.HOLD
-                self.stages[name] = Stage(name, "sink", gating)
-            else:
-                self.stages[name] = Stage(name, "source" if name in sources else "store", True)
+        known = [Stage(name, "source", True) for name in sorted(sources)]
+        for sink in topology.sinks:
+            gating = sink.role is Role.PRIMARY_RAW if raw is not None else sink.on_failure is OnFailure.HOLD
+            known.append(Stage(sink.name, "sink", gating))
+        called = {stage.name for stage in known}
+        known += [Stage(name, "store", True) for name in sorted({"coverage", *(n for n in stages if n not in called)})]
+        self.stages: dict[str, Stage] = {f"{stage.kind}:{stage.name}": stage for stage in known}
         self.counters: Counter[tuple[str, str]] = Counter()
         self.gauges: dict[tuple[str, str], float] = {}
         self.assigned: set[str] = set()
@@ -49,13 +48,18 @@ class Board:
     # --- written by the runtime -----------------------------------------------------------------------------------
 
     def ok(self, stage: str) -> None:
-        """The stage just did what it is for."""
-        self.stages[stage].reason = ""
+        """The stage just did what it is for. A bare name is a sink's, else a source's, else a store's."""
+        self._stage(stage).reason = ""
 
     def failing(self, stage: str, reason: str) -> None:
         """The stage just failed; it stays so until `ok`."""
-        self.stages[stage].reason = reason
-        self.stages[stage].failures += 1
+        found = self._stage(stage)
+        found.reason = reason or "failing"
+        found.failures += 1
+
+    def _stage(self, name: str) -> Stage:
+        keys = (name, f"sink:{name}", f"source:{name}", f"store:{name}")
+        return next(self.stages[key] for key in keys if key in self.stages)
 
     def started(self, source: str) -> None:
         """The source has been given its partitions (possibly none)."""
@@ -81,6 +85,11 @@ class Board:
         """A level, such as the lag of one partition in records or the bytes of the budget in use."""
         self.gauges[name, label] = value
 
+    def forget(self, label: str) -> None:
+        """Take down the levels of a partition that is no longer here."""
+        for key in [key for key in self.gauges if key[1] == label]:
+            del self.gauges[key]
+
     # --- read by whoever renders ----------------------------------------------------------------------------------
 
     @property
@@ -91,14 +100,14 @@ class Board:
     def health(self) -> Mapping[str, Any]:
         """The tree of draft-inadarei-api-health-check: status pass, warn or fail, and one check per stage."""
         checks = {
-            f"{stage.kind}:{stage.name}": [
+            key: [
                 {
                     "status": "pass" if not stage.reason else "fail" if stage.gating else "warn",
                     **({"output": stage.reason} if stage.reason else {}),
                     "failures": stage.failures,
                 }
             ]
-            for stage in self.stages.values()
+            for key, stage in self.stages.items()
         }
         worst = {check[0]["status"] for check in checks.values()}
         status = "fail" if "fail" in worst or not self.ready else "warn" if "warn" in worst else "pass"

@@ -68,8 +68,10 @@ class CodecPlan:
     type: str  # json | csv | avro | bytes | arrow
     schema: pa.Schema | None = None
     avro_schema: str | None = None  # text of a schema file (bare datums, or the reader's schema beside a registry)
-    registry_url: str | None = None
-    registry_options: Mapping[str, str] = field(default_factory=dict)  # username, password, ca, timeout_s; secrets inside
+    registry_url: str | None = field(default=None, repr=False)
+    registry_options: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # username, password, ca, timeout_s; secrets inside
     framing: str = "confluent"  # confluent (v0 and v1) | none
     tombstone: Tombstone = Tombstone.ROW
     delimiter: str = ","
@@ -88,7 +90,7 @@ class Source:
     group: str = ""  # kafka
     path: str = ""  # files: URL or path with glob
     format: str = ""  # files: ndjson | csv | parquet
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # secrets inside
     offset_reset: OffsetReset = OffsetReset.ERROR
     prefetch_bytes: int = 0  # the source's declared share of the byte budget
 
@@ -144,8 +146,8 @@ class Sink:
     role: Role
     on_failure: OnFailure
     input: str = ROOT  # node whose rows it takes (destinations only)
-    url: str = ""  # parquet: store URL or folder; postgres: connection string (secret)
-    options: Mapping[str, str] = field(default_factory=dict)
+    url: str = field(default="", repr=False)  # parquet: store URL or folder; postgres: connection string (secret)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
     table: str = ""  # postgres: [schema.]table
     idempotency: str = "range"  # postgres: range | record-id | key
     key: tuple[str, ...] = ()  # postgres, idempotency key: the user's own columns
@@ -159,8 +161,8 @@ class CoveragePlan:
     """Where checkpoints live. `store` is objects (`url` a store URL or folder) or relational (`url` a connection string)."""
 
     store: str
-    url: str
-    options: Mapping[str, str]
+    url: str = field(repr=False)
+    options: Mapping[str, str] = field(repr=False)
     interval_ms: int = 1_000
 
 

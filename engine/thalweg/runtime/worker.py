@@ -119,9 +119,12 @@ class Worker:
         attempt = 0
         while True:
             try:
-                return list(await self.consumer.poll(records_max, wait_s))
+                events = list(await self.consumer.poll(records_max, wait_s))
+                if attempt:
+                    self.pipeline.board.ok(f"source:{self.source.name}")
+                return events
             except (Transient, Ambiguous) as error:
-                self.pipeline.board.failing(self.source.name, str(error))
+                self.pipeline.board.failing(f"source:{self.source.name}", str(error))
                 self.pipeline.outside.report("source.retry", source=self.source.name, error=str(error))
             if self._stopping.is_set():
                 return []
@@ -200,7 +203,7 @@ class Worker:
         await self.consumer.start(event.token, at)
         self._assigned_once = True
         self._paused = frozenset()
-        self.pipeline.board.ok(self.source.name)
+        self.pipeline.board.ok(f"source:{self.source.name}")
         self.pipeline.board.started(self.source.name)
         self.pipeline.outside.report(
             "partitions.assigned", source=self.source.name, starts={p.slug: c.next for p, c in sorted(at.items())}
@@ -300,12 +303,12 @@ class Worker:
             try:
                 stored: Document = await self.store.merge(wanted)
             except (Transient, Ambiguous) as error:
-                self.pipeline.board.failing("coverage", str(error))
+                self.pipeline.board.failing("store:coverage", str(error))
                 self.pipeline.outside.report("coverage.retry", partition=owned.part.slug, error=str(error))
                 return False
             if owned.alive:
                 owned.ledger.checkpointed(stored)
-            self.pipeline.board.ok("coverage")
+            self.pipeline.board.ok("store:coverage")
             self.pipeline.probes("coverage.checkpointed")
             return True
 
@@ -368,6 +371,7 @@ class Worker:
 
     def _forget(self, owned: Owned) -> None:
         self.owned.pop(owned.part, None)
+        self.pipeline.board.forget(owned.part.slug)
         self.pipeline.forget(owned)
 
     def _finished(self) -> bool:
