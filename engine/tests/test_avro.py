@@ -375,6 +375,13 @@ def test_several_schemas_in_one_batch() -> None:
     assert fates(got, 7) == [first, second, ROW, "schema-unknown", "avro-decode", second, first]
 
 
+def test_schemas_taking_turns_come_out_in_order() -> None:
+    codec = registered({2: A, 1: B})
+    one, two = encoded(A, {"n": 1, "s": "x"}), encoded(B, {"n": 2, "t": 0.5})
+    first, second = {"n": 1, "s": "x", "t": None}, {"n": 2, "s": None, "t": 0.5}
+    assert fates(codec.decode(envelope([v0(2, one), v0(1, two)] * 3)), 6) == [first, second] * 3
+
+
 def test_references_wanted_are_ids_and_guids() -> None:
     codec = registered({})
     header = [{"key": HEADER, "value": b"\0\0\0\0\x05"}]

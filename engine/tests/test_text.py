@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from thalweg.errors import Permanent
 
 UTC = dt.UTC
 NAIVE = dt.datetime(2020, 1, 1, 5)  # noqa: DTZ001 - what a column without a zone holds
-FEW = settings(deadline=None, max_examples=120)
+FEW = settings(deadline=None, max_examples=80)
 
 
 def envelope(values: list[bytes | None], header: list[str] | None = None) -> pa.RecordBatch:
@@ -578,6 +579,35 @@ def test_csv_equals_a_naive_reader(drawn: list[Any]) -> None:
             except ValueError:
                 expected.append("csv-type")
     assert run(TWO, list(values)) == expected
+
+
+@given(st.lists(st.text(st.sampled_from('a1,"\n\r'), max_size=9), max_size=6))
+@FEW
+def test_csv_bytes_at_random(drawn: list[str]) -> None:
+    """Together as alone, and alone as Arrow reads them with a record before and one behind."""
+    values = [text.encode() for text in drawn]
+    codec = csv_codec(n=pa.string(), s=pa.string())
+    got = run(codec, list(values))
+    assert got == [run(codec, [value])[0] for value in values]
+    for value, fate in zip(values, got, strict=True):
+        body = value[:-2] if value.endswith(b"\r\n") else value[:-1] if value.endswith((b"\n", b"\r")) else value
+        options = pyarrow.csv.ReadOptions(column_names=["n", "s"])
+        parsing = pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+        converting = pyarrow.csv.ConvertOptions(
+            column_types={"n": pa.string(), "s": pa.string()},
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+        source = pa.BufferReader(b"<,<\n" + body + b"\n>,>")
+        try:
+            rows = pyarrow.csv.read_csv(
+                source, read_options=options, parse_options=parsing, convert_options=converting
+            ).to_pylist()
+        except pa.ArrowInvalid:
+            rows = []
+        fits = len(rows) == 3 and body.strip(b"\r\n") != b"" and rows[2] == {"n": ">", "s": ">"}
+        assert fate == (rows[1] if fits else "csv-ragged"), value
 
 
 # --- plans --------------------------------------------------------------------------------------------------------

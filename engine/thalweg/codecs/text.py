@@ -576,6 +576,9 @@ class CsvCodec(Taught):
         bare = f"[^{separator}{quote}\\r\\n]*"
         field = f"(?:{quote}(?:[^{quote}]|{quote}{quote})*+{quote}|{bare})" if quote else bare
         self._closed = re.compile(f"{field}(?:{separator}{field})*+\\Z".encode())
+        # As Arrow's reader has it: only a quote that begins a field opens it, and what follows the closing one is plain text.
+        opened = f"(?:{quote}(?:[^{quote}]|{quote}{quote})*+{quote}|(?!{quote}))" if quote else ""
+        self._field = re.compile(f"{opened}[^{separator}\\r\\n]*+".encode())
 
     def decode(self, envelope: pa.RecordBatch) -> Decoded:
         """`rows` has exactly the declared schema; declared columns that the header lacks are null."""
@@ -589,7 +592,7 @@ class CsvCodec(Taught):
         values, rows = self._lines(values, rows, refused, len(names))
         pieces: list[pa.RecordBatch] = []
         kept: list[Rows] = []
-        for part, at in self._groups(values, rows, refused):
+        for part, at in self._groups(values, rows, refused, len(names)):
             self._read(part, at, names, refused, pieces, kept)
         batch = joined_batches(pieces, pa.schema([(f.name, pa.binary()) for f in self._schema]))
         rows = np.concatenate(kept) if kept else np.empty(0, np.int64)
@@ -633,7 +636,9 @@ class CsvCodec(Taught):
             values = values.drop_null()
         return values, rows
 
-    def _groups(self, values: pa.BinaryArray, rows: Rows, refused: list[Refused]) -> Iterator[tuple[pa.BinaryArray, Rows]]:
+    def _groups(
+        self, values: pa.BinaryArray, rows: Rows, refused: list[Refused], width: int
+    ) -> Iterator[tuple[pa.BinaryArray, Rows]]:
         """Values that may be read together, with their envelope rows."""
         if not len(values):
             return
@@ -648,12 +653,20 @@ class CsvCodec(Taught):
         plain = ~broken
         if plain.any():
             yield values.filter(pa.array(plain)), rows[plain]
-        at = np.flatnonzero(broken)
-        closed = np.array([self._closed.match(v) is not None for v in values.filter(pa.array(broken)).to_pylist()])
-        if closed.any():
-            yield values.take(pa.array(at[closed])), rows[at[closed]]
-        for row in at[~closed]:
-            yield values.slice(int(row), 1), rows[row : row + 1]
+        closed: list[int] = []
+        alone: list[int] = []
+        for at, value in zip(np.flatnonzero(broken).tolist(), values.filter(pa.array(broken)).to_pylist(), strict=True):
+            fault = self._fault(value, width)
+            if fault is not None:
+                refused.append((int(rows[at]), "csv-ragged", fault))
+            elif self._closed.match(value):
+                closed.append(at)
+            else:
+                alone.append(at)
+        if closed:
+            yield values.take(pa.array(closed)), rows[closed]
+        for at in alone:
+            yield values.slice(at, 1), rows[at : at + 1]
 
     def _read(
         self,
@@ -668,16 +681,44 @@ class CsvCodec(Taught):
             return self._parse(values.slice(start, stop - start), names)
 
         def closely(start: int, stop: int) -> Iterator[tuple[Rows, pa.RecordBatch]]:
-            for row in range(start, stop):
+            good = []
+            for row, value in enumerate(values.slice(start, stop - start).to_pylist(), start):
+                fault = self._fault(value, len(names))
+                if fault is None:
+                    good.append(row)
+                else:
+                    refused.append((int(rows[row]), "csv-ragged", fault))
+            if not good:
+                return
+            try:
+                yield np.array(good), self._parse(values.take(pa.array(good)), names)
+                return
+            except pa.ArrowInvalid:
+                pass
+            for row in good:  # the reader has the last word
                 try:
                     yield np.array([row]), whole(row, row + 1)
                 except pa.ArrowInvalid as error:
                     refused.append((int(rows[row]), "csv-ragged", _clipped(str(error))))
 
         for low, high in _blocks(values):
-            for taken, batch in sifted(whole, closely, low, high, errors=(pa.ArrowInvalid,), block=8):
+            for taken, batch in sifted(whole, closely, low, high, errors=(pa.ArrowInvalid,), block=BLOCK_ROWS):
                 pieces.append(batch)
                 kept.append(rows[taken])
+
+    def _fault(self, value: bytes, width: int) -> str | None:
+        """Why one value is no record of `width` fields; None if it is, by the rules of Arrow's reader."""
+        separator, at, count = self._plan.delimiter.encode(), 0, 0
+        while True:
+            found = self._field.match(value, at)
+            if found is None:
+                return f"field {count + 1} opens a quote that nothing closes"
+            at, count = found.end(), count + 1
+            if at == len(value):
+                return None if count == width else f"it has {count} fields, the header {width}"
+            if not value.startswith(separator, at):
+                return "it holds a line break outside of quotes"
+            at += 1
 
     def _parse(self, values: pa.BinaryArray, names: list[str]) -> pa.RecordBatch:
         """The declared columns as binary, unread. Raises `pa.ArrowInvalid` where a record is not one row of the header."""
