@@ -74,6 +74,16 @@ def _postgres_home() -> Path:
     return Path(spec.origin).parent / "pginstall"
 
 
+def _copied(home: Path, to: Path) -> Path:
+    """The server's files under `to`, with the libraries that the wheel keeps beside its package; the new home."""
+    package = home.parent
+    libraries = package.with_name(f"{package.name}.libs")
+    shutil.copytree(home, to / package.name / home.name, symlinks=True)
+    if libraries.exists():
+        shutil.copytree(libraries, to / libraries.name, symlinks=True)
+    return to / package.name / home.name
+
+
 def _reachable(path: Path) -> bool:
     """Whether every folder above may be entered by anybody."""
     return all(parent.stat().st_mode & 0o001 for parent in path.resolve().parents)
@@ -95,8 +105,7 @@ class EmbeddedPostgres:
         if os.geteuid() == 0:  # the server refuses to run as root
             self._uid = pwd.getpwnam("nobody").pw_uid
             if not _reachable(self._home / "bin" / "postgres"):
-                shutil.copytree(self._home, folder / "pginstall", symlinks=True)
-                self._home = folder / "pginstall"
+                self._home = _copied(self._home, folder / "server")
             os.chmod(folder, 0o755)  # the data folder below it is private
         self._initialise()
 
@@ -112,13 +121,15 @@ class EmbeddedPostgres:
         if self._uid is not None:
             for path in (secret, self.data):
                 os.chown(path, self._uid, -1)
-        subprocess.run(
+        done = subprocess.run(
             [
                 str(self._home / "bin" / "initdb"), "-D", str(self.data), "-U", self.user, "-A", "scram-sha-256",
                 f"--pwfile={secret}", "--no-sync", "-E", "UTF8", "--locale=C",
             ],
-            check=True, capture_output=True, cwd="/", user=self._uid,
+            capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd="/", user=self._uid,
         )  # fmt: skip
+        if done.returncode != 0:
+            raise RuntimeError(f"initdb ended with {done.returncode}:\n{done.stdout[-500:]}{done.stderr[-2_000:]}")
         self.log.touch()
 
     def start(self) -> None:
