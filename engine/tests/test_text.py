@@ -591,6 +591,8 @@ def test_csv_bytes_at_random(drawn: list[str]) -> None:
     assert got == [run(codec, [value])[0] for value in values]
     for value, fate in zip(values, got, strict=True):
         body = value[:-2] if value.endswith(b"\r\n") else value[:-1] if value.endswith((b"\n", b"\r")) else value
+        if body.endswith(b"\r"):
+            continue  # with the line feed behind it one line end, which says nothing about the record
         options = pyarrow.csv.ReadOptions(column_names=["n", "s"])
         parsing = pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
         converting = pyarrow.csv.ConvertOptions(
