@@ -64,7 +64,7 @@ sources:
     offset_reset: earliest
     options:
       bootstrap.servers: ${env:DEMO_BROKERS}
-      session.timeout.ms: 6000
+      session.timeout.ms: 3000
       heartbeat.interval.ms: 500
     codec:
       type: json
