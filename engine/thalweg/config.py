@@ -30,7 +30,7 @@ from thalweg.core.shape import Mark, Value
 from thalweg.errors import Fault, Refused
 
 BYTES_MAX: Final = 1 << 20
-VALUES_MAX: Final = 20_000
+VALUES_MAX: Final = 10_000
 DEPTH_MAX: Final = 50
 DOTS_MAX: Final = 1_000  # in one line of TOML: a dotted key costs the square of its length to read
 SECRET_BYTES_MAX: Final = 64 << 10
@@ -173,6 +173,8 @@ class _Walk:
         if isinstance(node, MappingNode):
             return self._mapping(node, depth, mark)
         assert isinstance(node, ScalarNode)
+        if node.style == ">":
+            node.value = str(node.value).replace("\a", "")  # the reader's own marks of where lines were folded
         content = self._scalar(node)
         if not isinstance(content, str):
             return Value(content, mark)

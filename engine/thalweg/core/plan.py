@@ -276,7 +276,8 @@ class _Planner:
             self.kafka(path, said, options)
         elif kind == "files":
             form = self.files(path, said)
-        codec = self.codec(f"{path}.codec", said.get("codec"), form)
+        untold = kind == "files" and not form  # a fault already; whether a codec is needed cannot be said
+        codec = CodecPlan("bytes") if untold and "codec" not in said else self.codec(f"{path}.codec", said.get("codec"), form)
         return Source(
             said.get("name") or "", kind, self.secret(f"{path}.cluster_id", said.get("cluster_id")), codec, tuple(names),
             self.secret(f"{path}.group", said.get("group")) or pipeline, self.place(f"{path}.path", said.get("path")), form,
@@ -556,6 +557,7 @@ class _Planner:
                 self.fault(f"{path}.accepted", "empty-list", "no value is accepted", "List the values that are allowed")
             elif len({_sort(v) for v in accepted}) > 1:
                 self.fault(f"{path}.accepted", "bad-type", "the accepted values are of several kinds", "Write all as one kind")
+                accepted = None
         low, high = said.get("min"), said.get("max")
         for key, value in (("min", low), ("max", high)):
             if isinstance(value, bool):
@@ -563,6 +565,7 @@ class _Planner:
         if low is not None and high is not None:
             if _sort(low) != _sort(high):
                 self.fault(f"{path}.min", "bad-type", "min and max are of two kinds", "Write both as numbers or both as text")
+                low = high = None
             elif low > high:
                 self.fault(f"{path}.min", "bad-value", f"min {low} is above max {high}", "Swap them")
         return Rule(
@@ -589,6 +592,9 @@ class _Planner:
         on_failure = OnFailure(said.get("on_failure") or ("hold" if hold else "isolate"))
         self.duties(path, said, role, kind, on_failure, raw)
         table = ""
+        if role is Role.PRIMARY_RAW and kind == "postgres":
+            what = "a Postgres table as primary raw is not supported yet"
+            self.fault(f"{path}.type", "primary-raw-unsupported", what, "Use type: parquet, in an object store or a folder")
         if kind == "postgres":
             url = self.secret(f"{path}.url", said.get("url"))
             table = self.table(path, said)

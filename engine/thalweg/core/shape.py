@@ -169,7 +169,7 @@ ROOT_SHAPE: Final = Group("A Thalweg pipeline.", keys={
             "min": Scalar("Least value that is allowed."),
             "max": Scalar("Greatest value that is allowed."),
             "regex": Text("Must be found in the value (RE2)."),
-            "accepted": Many("All values that are allowed.", of=Scalar(), most=10_000),
+            "accepted": Many("All values that are allowed.", of=Scalar(), most=5_000),
             "sql": Text("A predicate that must hold.", longest=SQL_LONGEST),
             "action": Choice("What becomes of a row that breaks it.", True, ("dlq", "quarantine", "drop")),
             "code": Text("Reason code of such a row; the kind of rule by default.", pattern=r"[a-z0-9-]{1,60}"),

@@ -119,7 +119,7 @@ class Worker:
         attempt = 0
         while True:
             try:
-                events = list(await self.consumer.poll(records_max, wait_s))
+                events: list[object] = list(await self.consumer.poll(records_max, wait_s))
                 if attempt:
                     self.pipeline.board.ok(f"source:{self.source.name}")
                 return events
