@@ -314,6 +314,8 @@ FAULTY = [
     ("bad-type", base("observability: {http: '127.0.0.1'}\n")),
     ("bad-type", base("observability: {http: '127.0.0.1:99999'}\n")),
     ("bad-type", base("observability: {http: true}\n")),
+    ("unknown-key", base(**{CODEC: "type: avro, registry: {url: 'http://r', options: {user: u}}"})),
+    ("bad-url", base(**{CODEC: "type: avro, registry: {url: 'r:8081'}"})),
     ("merge-key", base("flow: &f {poll_wait_ms: 5}\nobservability: {<<: *f}\n")),
     ("bad-key", base("flow: {? [a, b] : 1}\n")),
 ]  # fmt: skip

@@ -59,6 +59,7 @@ FORMAT_OF: Final = {
 SCHEMES: Final = frozenset("file s3 s3a gs az abfs abfss adl azure".split())
 """Kinds of store URL; a text without :// is a folder."""
 
+REGISTRY_OPTIONS: Final = ("username", "password", "token", "ca", "timeout_s")
 CODEC_KEYS: Final = {
     "json": {"schema"},
     "csv": {"schema", "delimiter", "quote"},
@@ -370,6 +371,10 @@ class _Planner:
                     f"{path}.registry.url", "bad-url", "the registry's URL is not http(s)://host…", "Write http://host:8081"
                 )
             options = self.options(f"{path}.registry.options", registry.get("options"))
+            for name in sorted(set(options) - set(REGISTRY_OPTIONS)):
+                near = difflib.get_close_matches(name[:80], REGISTRY_OPTIONS, 1, 0.6)
+                hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(REGISTRY_OPTIONS)}"
+                self.fault(f"{path}.registry.options.{name}", "unknown-key", f"a registry has no option {name[:80]}", hint)
         if said.get("schema_file"):
             avro = self.avro(f"{path}.schema_file", said["schema_file"])
         framing = said.get("framing") or "confluent"
