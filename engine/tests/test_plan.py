@@ -216,6 +216,11 @@ def test_a_fault_in_a_sql_file_names_the_file_and_its_line(tmp_path: Path) -> No
     assert "not a regular file" in found.faults[2].what
 
 
+def test_remarks_anywhere_are_no_trouble(tmp_path: Path) -> None:
+    text = base().replace("sinks:", "sinks: #|\n\n  # more\n").replace("    topics", "# at the edge\n\n    topics")
+    assert checked(tmp_path, text).faults == ()
+
+
 # --- one fault each -----------------------------------------------------------------------------------------------
 
 ID = "sql: SELECT id FROM source"
@@ -234,6 +239,8 @@ FAULTY = [
     ("unknown-column", base("transforms:\n  - {name: a, unnest: tag}\n")),
     ("sql-unplanned", base("transforms:\n  - {name: a, unnest: name}\n")),
     ("sql-unplanned", base("transforms:\n  - {name: a, sql: SELECT no_such_function(id) AS x FROM source}\n")),
+    ("sql-unplanned", base("transforms:\n  - {name: a, sql: \"SELECT date_trunc('dy', at) AS d FROM source\"}\n")),
+    ("rule-sql", base("quality: {rules: [{id: r, sql: \"date_trunc('dy', at) > at\", action: drop}]}\n")),
     ("metadata-prefix-collision", base(**{"id: int64": "_twg_id: int64"})),
     ("metadata-prefix-collision", base("transforms:\n  - {name: a, sql: SELECT id AS _twg_mine FROM source}\n")),
     ("schema-type", base(**{"id: int64": "id: int46"})),

@@ -173,8 +173,6 @@ class _Walk:
         if isinstance(node, MappingNode):
             return self._mapping(node, depth, mark)
         assert isinstance(node, ScalarNode)
-        if node.style == ">":
-            node.value = str(node.value).replace("\a", "")  # the reader's own marks of where lines were folded
         content = self._scalar(node)
         if not isinstance(content, str):
             return Value(content, mark)
@@ -239,7 +237,7 @@ def _yaml(path: Path, text: str) -> Contents:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an anchor that is used again is YAML all the same
             _measured(path, text)
-            node = YAML(typ="rt", pure=True).compose(text)
+            node = YAML(typ="safe", pure=True).compose(text)
     except MarkedYAMLError as error:
         at = error.problem_mark or error.context_mark
         line, column = (at.line + 1, at.column + 1) if at else (1, 1)
@@ -263,7 +261,7 @@ def _one_line(error: object) -> str:
 def _measured(path: Path, text: str) -> None:
     """Raises `Refused` as soon as there are too many values or levels; the composer would read on to the end."""
     count = depth = 0
-    for event in YAML(typ="rt", pure=True).parse(text):
+    for event in YAML(typ="safe", pure=True).parse(text):
         count += isinstance(event, NodeEvent)
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         if count > 2 * VALUES_MAX or depth > DEPTH_MAX:

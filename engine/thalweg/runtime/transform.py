@@ -133,7 +133,13 @@ class Transform:
                     middle = (start + stop) // 2
                     spans += [(middle, stop), (start, middle)]
         if not tables:
-            tables.append(self._query(sql, rows.slice(0, 0), name))
+            try:
+                tables.append(self._query(sql, rows.slice(0, 0), name))
+            except Permanent:
+                raise
+            except Exception as error:  # as above; here no row is to blame
+                what = f"the SQL of {name} cannot be evaluated, whatever the row: {_short(error)}"
+                raise Permanent(what, where=f"transform {name}") from None
         return tables, failures
 
     # --- rules ----------------------------------------------------------------------------------------------------
@@ -200,8 +206,8 @@ class Transform:
             for rule in rules:
                 try:
                     table = self._query(f"SELECT ({rule.sql}\n) AS p FROM {SOURCE}", rows, f"rule {rule.id}")
-                except Permanent as error:
-                    faults[rule.id] = error.what
+                except Exception as error:  # DataFusion has no class of its own for what fails over no rows at all
+                    faults[rule.id] = error.what if isinstance(error, Permanent) else _short(error)
                     continue
                 if not pa.types.is_boolean(table.schema.field("p").type):
                     faults[rule.id] = f"the predicate gives {table.schema.field('p').type}, not a boolean"
