@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -99,7 +100,7 @@ def checkpoint(body: bytes | str) -> Checkpoint:
     _, topic, tail = raw["partition"].split("/")
     explained = sorted((a, b) for ranges in raw["explained"].values() for a, b in ranges)
     sinks = {name: [(a, b) for a, b in ranges] for name, ranges in raw["sinks"].items()}
-    return Checkpoint(topic, int(tail.split("@")[0]), raw["base"] or 0, sinks, explained)
+    return Checkpoint(unquote(topic), int(tail.split("@")[0]), raw["base"] or 0, sinks, explained)
 
 
 def reach(ranges: Iterable[tuple[int, int]], base: int) -> int:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,13 +55,16 @@ def wait_ready(
     raise RuntimeError(f"{what} {state}\n{tail}")
 
 
-def stop_process(process: subprocess.Popen[bytes], number: int = signal.SIGTERM, grace_s: float = 15.0) -> None:
-    """Ask, wait, then kill."""
-    if process.poll() is None:
+def stop_processes(asked: Iterable[tuple[subprocess.Popen[bytes], int]], grace_s: float = 15.0) -> None:
+    """Ask all at once, each by its own signal; wait for them with one shared grace; then kill."""
+    alive = [(process, number) for process, number in asked if process.poll() is None]
+    for process, number in alive:
         process.send_signal(signal.SIGCONT)
         process.send_signal(number)
+    until = time.monotonic() + grace_s
+    for process, _ in alive:
         try:
-            process.wait(grace_s)
+            process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -99,7 +102,7 @@ class EmbeddedPostgres:
         self.folder, self.data, self.log = folder, folder / "data", folder / "postgres.log"
         self.port = free_ports(1)[0]
         self._settings = dict(settings or {})
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._home = _postgres_home()
         self._uid: int | None = None
         if os.geteuid() == 0:  # the server refuses to run as root
@@ -137,12 +140,12 @@ class EmbeddedPostgres:
         settings = {"max_connections": "50", "unix_socket_directories": "", **self._settings}
         options = [part for k, v in settings.items() for part in ("-c", f"{k}={v}")]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [str(self._home / "bin" / "postgres"), "-D", str(self.data), "-h", "127.0.0.1", "-p", str(self.port), *options],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", user=self._uid, start_new_session=True,
                 preexec_fn=die_with_parent,  # calls one C function and nothing else
             )  # fmt: skip
-        wait_ready(self._process, self._answers, self.log, "Postgres")
+        wait_ready(self.process, self._answers, self.log, "Postgres")
 
     def _answers(self) -> bool:
         import psycopg
@@ -155,19 +158,19 @@ class EmbeddedPostgres:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        assert self.process is not None
+        return self.process.pid
 
     def stop(self) -> None:
         """A fast shutdown: sessions are ended, the data is left clean."""
-        if self._process is not None:
-            stop_process(self._process, signal.SIGINT)
+        if self.process is not None:
+            stop_processes([(self.process, signal.SIGINT)])
 
     def kill(self) -> None:
         """A crash of the whole server."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
     def pause(self) -> None:
         """Freeze every process of it: connections stay open and nothing answers."""

@@ -29,7 +29,7 @@ import platformdirs
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from chaos.embedded import EmbeddedPostgres, die_with_parent, free_ports, stop_process, wait_ready
+from chaos.embedded import EmbeddedPostgres, die_with_parent, free_ports, stop_processes, wait_ready
 
 HERE = Path(__file__).parent / "service"
 KAFKA_VERSION = "4.4.0"
@@ -133,7 +133,7 @@ class Server:
 
     def stop(self) -> None:
         if self.process is not None:
-            stop_process(self.process)
+            stop_processes([(self.process, signal.SIGTERM)])
 
     def kill(self) -> None:
         if self.process is not None:
@@ -264,9 +264,9 @@ class Stack:
                 server.start()
 
     def stop(self) -> None:
-        for server in (self.kafka, self.s3, self.postgres):
-            if server is not None:
-                server.stop()
+        """All at once: a broker waits for nobody. SIGINT is Postgres's fast shutdown."""
+        asked = ((self.kafka, signal.SIGTERM), (self.s3, signal.SIGTERM), (self.postgres, signal.SIGINT))
+        stop_processes([(s.process, number) for s, number in asked if s is not None and s.process is not None])
 
 
 @contextmanager
