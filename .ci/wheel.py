@@ -35,7 +35,7 @@ def main() -> None:
 
         def thalweg(*words: str, shown: bool = True) -> None:
             output = None if shown else subprocess.DEVNULL
-            subprocess.run([python, "-m", "thalweg", *words], check=True, cwd=scratch, env=environment, stdout=output)
+            subprocess.run([python.with_name("thalweg"), *words], check=True, cwd=scratch, env=environment, stdout=output)
 
         def written() -> list[str]:
             return sorted(path.name for path in (scratch / "starter" / "out").rglob("*.parquet"))
