@@ -30,7 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from chaos.bench import data
-from chaos.embedded import EmbeddedPostgres, die_with_parent, embedded_kafka, embedded_postgres
+from chaos.embedded import EmbeddedPostgres, die_with_parent
+from chaos.stack import stack
 
 HERE = Path(__file__).parent
 PEERS = ("bytewax", "quix", "pathway", "dlt")

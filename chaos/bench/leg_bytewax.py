@@ -1,4 +1,5 @@
-# mypy: ignore-errors  # runs in the environment of the peer alone, which is not installed here
+# mypy: ignore-errors
+# It runs in the environment of the peer alone, which is not installed here.
 """Bytewax: its Kafka source in large batches, orjson, and a sink of ours with COPY (it has none for Postgres).
 
 Usage: leg_bytewax.py BROKERS TOPIC RECORDS DSN TABLE COLUMNS

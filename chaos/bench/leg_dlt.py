@@ -1,4 +1,5 @@
-# mypy: ignore-errors  # runs in the environment of the peer alone, which is not installed here
+# mypy: ignore-errors
+# It runs in the environment of the peer alone, which is not installed here.
 """dlt: a resource over confluent-kafka that yields Arrow tables, loaded as CSV by COPY, as its docs advise for speed.
 
 Usage: leg_dlt.py BROKERS TOPIC RECORDS DSN TABLE COLUMNS

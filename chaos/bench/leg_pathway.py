@@ -1,4 +1,5 @@
-# mypy: ignore-errors  # runs in the environment of the peer alone, which is not installed here
+# mypy: ignore-errors
+# It runs in the environment of the peer alone, which is not installed here.
 """Pathway: its Kafka source with a schema and its Postgres sink in large batches. It has no end: the bench stops it.
 
 Usage: leg_pathway.py BROKERS TOPIC RECORDS DSN TABLE COLUMNS

@@ -1,4 +1,5 @@
-# mypy: ignore-errors  # runs in the environment of the peer alone, which is not installed here
+# mypy: ignore-errors
+# It runs in the environment of the peer alone, which is not installed here.
 """Quix Streams: its own Postgres sink, JSON by orjson, a long commit interval so that batches are large.
 
 Usage: leg_quix.py BROKERS TOPIC RECORDS DSN TABLE COLUMNS
