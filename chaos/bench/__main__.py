@@ -295,11 +295,9 @@ def main() -> int:
     names = [n for n in options.only.split(",") if n]
     if unknown := set(names) - {*OURS, *PEERS}:
         parser.error(f"no contender is called {', '.join(sorted(unknown))}; there are {', '.join((*OURS, *PEERS))}")
-    with (
-        tempfile.TemporaryDirectory(prefix="thalweg-bench-") as folder,
-        embedded_kafka() as brokers,
-        embedded_postgres() as postgres,
-    ):
+    with tempfile.TemporaryDirectory(prefix="thalweg-bench-") as folder, stack(("kafka", "postgres")) as servers:
+        brokers, postgres = servers.endpoints.kafka, servers.postgres
+        assert postgres is not None
         rows = data.rows()
         rows = rows[: options.records] if options.records else rows
         bench = Bench(brokers, postgres, Path(folder))
