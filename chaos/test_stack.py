@@ -77,7 +77,7 @@ def test_servers_keep_their_data_over_a_sudden_death(servers: Stack, tmp_path: P
     assert s3 is not None
     world = RealWorld(servers, tmp_path)
     world.topic("kept", 1)
-    producer = Producer({"bootstrap.servers": servers.endpoints.kafka, "acks": "all"})
+    producer = Producer({"bootstrap.servers": servers.endpoints.kafka, "acks": "all", "log_level": 0})
     producer.produce("kept", b"value")
     assert producer.flush(20) == 0
     with psycopg.connect(postgres.dsn) as connection:
@@ -94,7 +94,7 @@ def test_servers_keep_their_data_over_a_sudden_death(servers: Stack, tmp_path: P
         server.kill()
         server.start()
 
-    consumer = Consumer({"bootstrap.servers": ends.kafka, "group.id": "kept", "auto.offset.reset": "earliest"})
+    consumer = Consumer({"bootstrap.servers": ends.kafka, "group.id": "kept", "auto.offset.reset": "earliest", "log_level": 0})
     consumer.subscribe(["kept"])
     message = consumer.poll(20)
     consumer.close()
