@@ -7,8 +7,9 @@ Parquet; they are kept by the runtime's checkpoints, so `commit` has nothing to 
 Framing finds record borders in a whole block at once; the bytes of a record are handed on as they are, without the line
 end. A CSV header names the columns and travels in the schema's metadata. A byte-order mark belongs to no record.
 
-A file is identified by size and modification time (or ETag): changed, it is another file. One that changes while it is
-read is an error, for nobody can say what was read.
+A file is identified by size and modification time (or ETag): changed, it is another file. One that is altered in place
+while it is read is an error, for nobody can say what was read; one that is replaced under its name is read to its end,
+and the new one is another file at the next start.
 """
 
 from __future__ import annotations
@@ -19,27 +20,28 @@ import csv
 import gzip
 import hashlib
 import json
+import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from thalweg.adapters.objects import matching, open_file
+from thalweg.adapters.objects import Changed, SourceFile, matching
 from thalweg.core.batch import ENVELOPE, Cursor, Partition, StoreCursor
 from thalweg.core.topology import Source
 from thalweg.errors import Permanent
-from thalweg.ports import Assigned, Bounds, Capabilities, Compute, Ended, Event, Records, Revoked
-
-T = TypeVar("T")
+from thalweg.ports import Assigned, Bounds, Capabilities, Compute, Ended, Event, Position, Records, Revoked
 
 BLOCK_BYTES: Final = 4 << 20
-RECORD_BYTES_MAX: Final = 128 << 20
+RECORD_BYTES_MAX: Final = 32 << 20
 BOM: Final = b"\xef\xbb\xbf"
 END: Final = 1 << 62
+
+Int64s = npt.NDArray[np.int64]
 
 
 class FileSource:
@@ -50,26 +52,24 @@ class FileSource:
     def __init__(self, source: Source, compute: Compute) -> None:
         self._source, self._compute = source, compute
         self._where = f"source {source.name}"
-        self._parts: dict[Partition, str] = {}  # partition -> path
-        self._identity: dict[Partition, str] = {}
-        self._waiting: deque[tuple[Partition, int]] = deque()  # started, not yet read
-        self._reader: Iterator[Records] | None = None
-        self._current: Partition | None = None
-        self._cut: deque[Records] = deque()
+        self._identity: dict[Partition, str] = {}  # of every file, in the order of reading
+        self._size: dict[Partition, int] = {}
+        self._at: dict[Partition, int] = {}  # end of what was read of each started file
+        self._waiting: deque[Partition] = deque()  # started, not yet read to the end; the first is being read
+        self._reader: Generator[Records | Position, None, None] | None = None
+        self._reading: asyncio.Future[Records | Position | None] | None = None
+        self._rest: Records | None = None  # what of the last block a smaller poll left
         self._pending: list[Event] = []
         self._paused: set[Partition] = set()
         self._token = 0
         self._changed = asyncio.Event()
         self.bytes_total = 0
+        self.bytes_done = 0  # of files read to their end
 
     async def poll(self, records_max: int, wait_s: float) -> list[Event]:
         if self._token == 0:
-            self._token = 1
             await self._list()
-        if self._pending:
-            events, self._pending = self._pending, []
-            return events
-        if self._idle():
+        if not self._pending and self._idle():
             self._changed.clear()
             try:
                 async with asyncio.timeout(wait_s):
@@ -79,56 +79,55 @@ class FileSource:
         if self._pending or self._idle():
             events, self._pending = self._pending, []
             return events
-        return [await self._next(records_max)]
+        return [await self._next(max(1, records_max))]
 
     def _idle(self) -> bool:
         """Whether there is nothing to read now."""
-        current = self._current if self._current is not None else (self._waiting[0][0] if self._waiting else None)
-        return current is None or current in self._paused
+        return not self._waiting or self._waiting[0] in self._paused
 
     async def _list(self) -> None:
-        try:
-            found = await self._compute.run(lambda: matching(self._source.path, self._source.options))
-        except OSError as error:
-            raise Permanent(f"{self._source.path}: {error.strerror}", where=self._where) from None
+        found = await self._compute.run(lambda: matching(self._source.path, self._source.options))
         if not found:
             raise Permanent(f"no file matches {self._source.path}", where=self._where, remedy="Correct the path")
         for path, size, identity in found:
-            digest = hashlib.blake2b(identity.partition("-")[2].encode() or identity.encode(), digest_size=8).hexdigest()
+            digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
             part = Partition(self._source.name, self._source.cluster_id, path, 0, digest)
-            self._parts[part], self._identity[part] = path, identity
+            self._identity[part], self._size[part] = identity, size
             self.bytes_total += size
-        self._pending.append(Assigned(self._token, tuple(self._parts)))
+        self._token = 1
+        self._pending.append(Assigned(self._token, tuple(self._identity)))
 
     async def _next(self, records_max: int) -> Event:
-        if self._current is None:
-            self._current, position = self._waiting.popleft()
-            self._reader = self._read(self._current, position)
-        part, reader = self._current, self._reader
-        assert reader is not None
-        if not self._cut:
-            # Finish the read even if the caller goes away: what it found must not be lost.
-            found = await asyncio.shield(asyncio.ensure_future(self._advance(reader)))
+        part = self._waiting[0]
+        found: Records | Position | None = self._rest
+        self._rest = None
+        if found is None:
+            if self._reading is None:
+                reader = self._reader = self._reader or self._read(part, self._at[part])
+                self._reading = asyncio.ensure_future(self._compute.run(lambda: next(reader, None)))
+            # Cancelled or not, the read goes on: what it finds is for the next poll.
+            await asyncio.wait([self._reading])
+            reading, self._reading = self._reading, None
+            try:
+                found = reading.result()
+            except BaseException:
+                self._reader = None  # a generator that raised is at its end: the file is not
+                raise
             if found is None:
-                self._current = self._reader = None
-                return Ended(part, StoreCursor(self._ends[part]))
-        records = self._cut.popleft()
-        if records.batch.num_rows > records_max:
-            at = records.batch.column("position")[records_max].as_py()
-            rest = Records(part, StoreCursor(at), records.stop, records.batch.slice(records_max))
-            self._cut.appendleft(rest)
-            records = Records(part, records.start, StoreCursor(at), records.batch.slice(0, records_max))
-        return records
-
-    async def _advance(self, reader: Iterator[Records]) -> Records | None:
-        records = await self._compute.run(lambda: next(reader, None))
-        if records is not None:
-            self._cut.append(records)
-        return records
+                self._reader = None
+                self._waiting.popleft()
+                self.bytes_done += self._size[part]
+                return Ended(part, StoreCursor(self._at[part]))
+            self._at[part] = found.at.next if isinstance(found, Position) else found.stop.next
+        if isinstance(found, Records) and found.batch.num_rows > records_max:
+            at = found.batch.column("position")[records_max].as_py()
+            self._rest = Records(part, StoreCursor(at), found.stop, found.batch.slice(records_max))
+            found = Records(part, found.start, StoreCursor(at), found.batch.slice(0, records_max))
+        return found
 
     async def start(self, token: int, at: Mapping[Partition, Cursor]) -> None:
-        self._waiting.extend((part, at[part].next) for part in self._parts if part in at)
-        self._ends = {part: cursor.next for part, cursor in at.items()}
+        self._at.update((part, cursor.next) for part, cursor in at.items())
+        self._waiting.extend(part for part in self._identity if part in at)
         self._changed.set()
 
     async def release(self, token: int) -> None:
@@ -156,118 +155,113 @@ class FileSource:
     async def leave(self) -> None:
         self._token += 1
         self._waiting.clear()
-        self._cut.clear()
-        self._current = self._reader = None
-        self._pending.append(Revoked(self._token, tuple(self._parts)))
+        self._rest = None
+        self._pending.append(Revoked(self._token, tuple(self._identity)))
         self._changed.set()
 
     async def close(self) -> None:
-        self._reader = None
+        self._waiting.clear()
+        if self._reading is not None:
+            await asyncio.gather(self._reading, return_exceptions=True)  # nobody asks for it any more
+            self._reading = None
+        if self._reader is not None:
+            await self._compute.run(self._reader.close)
+            self._reader = None
 
     # --- reading, off the loop ------------------------------------------------------------------------------------
 
-    def _read(self, part: Partition, position: int) -> Iterator[Records]:
-        """All records from `position` on; leaves the file's end in `self._ends`."""
-        path = self._parts[part]
+    def _read(self, part: Partition, position: int) -> Generator[Records | Position, None, None]:
+        """All records from `position` on."""
+        path = part.topic
         try:
-            file, identity = open_file(path, self._source.options)
+            opened = SourceFile(path, self._source.options, self._identity[part])
+        except Changed:
+            raise self._changed_file(path) from None
         except OSError as error:
             raise Permanent(f"{path}: {error.strerror or error}", where=self._where) from None
-        if identity != self._identity[part]:
-            raise self._changed_file(path)
         try:
-            if self._source.format == "parquet":
-                yield from self._rows(part, file, position)
-            else:
-                yield from self._lines(part, _decompressed(path, file), position)
-        except (OSError, EOFError, pa.ArrowInvalid) as error:
-            raise Permanent(f"{path} cannot be read: {error}", where=self._where) from None
+            if not opened.unchanged():
+                raise self._changed_file(path)
+            whole = self._rows if self._source.format == "parquet" else self._lines
+            for records in whole(part, opened.file, position):
+                if not opened.unchanged():
+                    raise self._changed_file(path)
+                yield records
+        except Changed:
+            raise self._changed_file(path) from None
+        except (OSError, EOFError, pa.ArrowException, zlib.error) as error:
+            what = f"{path} cannot be read: {error}"
+            raise Permanent(what, where=self._where, remedy="Mend the file, or take it out of the path") from None
         finally:
-            file.close()
-        again, identity = open_file(path, self._source.options)
-        again.close()
-        if identity != self._identity[part]:
-            raise self._changed_file(path)
+            opened.close()
 
     def _changed_file(self, path: str) -> Permanent:
         return Permanent(
             f"{path} changed while it was read", where=self._where, remedy="Write files under another name and rename them"
         )
 
-    def _rows(self, part: Partition, file: Any, position: int) -> Iterator[Records]:
+    def _rows(self, part: Partition, file: Any, position: int) -> Generator[Records | Position, None, None]:
         parquet = pq.ParquetFile(file)
         at = 0
         for group in range(parquet.num_row_groups):
-            rows = parquet.metadata.row_group(group).num_rows
-            if at + rows <= position:
-                at += rows
+            about = parquet.metadata.row_group(group)
+            if at + about.num_rows <= position:
+                at += about.num_rows
                 continue
-            for batch in parquet.iter_batches(65_536, row_groups=[group]):
-                skip = max(0, position - at)
-                if skip < batch.num_rows:
-                    piece = batch.slice(skip)
-                    positions = np.arange(at + skip, at + batch.num_rows, dtype=np.int64)
-                    self._ends[part] = at + batch.num_rows
+            rows_max = max(1, min(65_536, BLOCK_BYTES * 4 * about.num_rows // max(1, about.total_byte_size)))
+            for batch in parquet.iter_batches(rows_max, row_groups=[group]):
+                first, at = max(at, position), at + batch.num_rows
+                if first < at:
+                    piece = batch.slice(batch.num_rows - (at - first))
+                    positions = np.arange(first, at, dtype=np.int64)
                     payload = pa.StructArray.from_arrays(piece.columns, fields=list(piece.schema))
-                    yield self._records(part, at + skip, at + batch.num_rows, positions, payload, None)
-                at += batch.num_rows
-        self._ends[part] = max(position, at)
+                    yield self._records(part, first, at, positions, payload, None)
 
-    def _lines(self, part: Partition, file: Any, position: int) -> Iterator[Records]:
-        quoted = self._source.format == "csv"
+    def _lines(self, part: Partition, plain: Any, position: int) -> Generator[Records | Position, None, None]:
         codec = self._source.codec
-        quote = codec.quote.encode()[0] if quoted else None
+        file = _decompressed(part.topic, plain)
+        dialect = (ord(codec.delimiter), ord(codec.quote) if codec.quote else None) if self._source.format == "csv" else None
         columns: list[str] | None = None
-        base, data, ended = 0, b"", False
-        if quoted and position > 0:
-            columns, base, data, ended = self._header(file, quote)
+        base, data, ended = 0, b"", False  # `data` begins at byte `base`, where a record begins
+        while position > 0 and dialect is not None and columns is None and not ended:
+            data, ended = _more(file, data)
+            starts, stops, _ = frame(data, ended, dialect, _mark(data))
+            if len(starts):
+                columns = self._names(part, data[starts[0] : stops[0]])
         if position > 0:
-            base, data, ended = _seek(file, position, base, data, ended)
+            base = position
+            if position > len(data):
+                ended = not _skipped(file, len(data), position)
+            data = data[position:]
         while True:
-            block = b"" if ended else file.read(BLOCK_BYTES)
-            ended = ended or not block
-            data += block
-            if base == 0 and len(data) < 3 and not ended:
-                continue
-            mark = len(BOM) if base == 0 and data.startswith(BOM) else 0
-            starts, stops, used = frame(data, ended, quote)
-            if len(starts) and mark:
-                starts[0] = max(starts[0], mark)
-            if quoted and columns is None and len(starts):
-                columns = self._names(data[starts[0] : stops[0]])
+            if not ended:
+                data, ended = _more(file, data)
+            mark = _mark(data) if base == 0 else 0
+            starts, stops, used = frame(data, ended, dialect, mark)
+            if not used and len(data) > RECORD_BYTES_MAX:
+                what = f"{part.topic}: the record at byte {base} is longer than {RECORD_BYTES_MAX} bytes"
+                raise Permanent(what, where=self._where, remedy="A quote may be open; mend the file")
+            if dialect is not None and columns is None and len(starts):
+                columns = self._names(part, data[starts[0] : stops[0]])
                 starts, stops = starts[1:], stops[1:]
-            if used == 0 and not ended:
-                if len(data) > RECORD_BYTES_MAX:
-                    what = f"{part.topic}: the record at byte {base} is longer than {RECORD_BYTES_MAX} bytes"
-                    raise Permanent(what, where=self._where, remedy="A quote may be open; mend the file")
-                continue
-            if used:
-                filled = stops > starts
-                starts, stops = starts[filled], stops[filled]
-                values = _sliced(data, starts, stops)
-                self._ends[part] = base + used
-                yield self._records(part, base, base + used, base + starts, values, columns)
-                base, data = base + used, data[used:]
+            if len(starts):
+                yield self._records(part, base, base + used, base + starts, _sliced(data, starts, stops), columns)
+            elif used:
+                yield Position(part, StoreCursor(base + used))
             if ended:
-                self._ends[part] = max(position, base)
                 return
+            base, data = base + used, data[used:]
 
-    def _header(self, file: Any, quote: int | None) -> tuple[list[str], int, bytes, bool]:
-        """The header row, and what was read with it."""
-        data, ended = b"", False
-        while True:
-            block = file.read(BLOCK_BYTES)
-            ended = not block
-            data += block
-            starts, stops, _ = frame(data, ended, quote)
-            if len(starts) or ended:
-                begin = len(BOM) if data.startswith(BOM) else 0
-                names = self._names(data[max(starts[0], begin) : stops[0]]) if len(starts) else []
-                return names, 0, data, ended
-
-    def _names(self, row: bytes) -> list[str]:
+    def _names(self, part: Partition, row: bytes) -> list[str]:
         codec = self._source.codec
-        return next(csv.reader([row.decode("utf-8", "replace")], delimiter=codec.delimiter, quotechar=codec.quote), [])
+        try:
+            text = row.decode("utf-8")
+            if not codec.quote:
+                return text.split(codec.delimiter)
+            return next(csv.reader([text], delimiter=codec.delimiter, quotechar=codec.quote), [])
+        except (UnicodeDecodeError, csv.Error) as error:
+            what = f"{part.topic}: the header row cannot be read: {error}"
+            raise Permanent(what, where=self._where, remedy="Mend the file's first row") from None
 
     def _records(
         self,
@@ -293,38 +287,75 @@ class FileSource:
         return Records(part, StoreCursor(start), StoreCursor(stop), pa.RecordBatch.from_arrays(arrays, schema=schema))
 
 
-def frame(data: bytes, ended: bool, quote: int | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
-    """Borders of the whole records in `data`: starts, stops (line end left out), and how many bytes they take.
+def frame(data: bytes, ended: bool, dialect: tuple[int, int | None] | None, mark: int = 0) -> tuple[Int64s, Int64s, int]:
+    """Borders of the whole records in `data`, which begins a record: starts, stops, and how many bytes were looked through.
 
-    A line feed ends a record unless it stands between quotes; a carriage return before it belongs to the line end. At
-    the end of the file the rest is a record too.
+    A line feed ends a record, a carriage return before it belongs to the line end, at the file's end the rest is a
+    record too, and an empty line is none. In CSV (`dialect`: delimiter and quote bytes) a line feed between quotes
+    ends nothing; a quote opens only where a field begins, elsewhere it is text (as Python's csv module has it).
+    `mark` bytes before the first record belong to none.
     """
     raw = np.frombuffer(data, dtype=np.uint8)
     ends = np.flatnonzero(raw == 10)
-    if quote is not None and len(ends):
-        quotes = np.flatnonzero(raw == quote)
-        ends = ends[np.searchsorted(quotes, ends) % 2 == 0]  # a doubled quote flips twice
+    if dialect is not None and dialect[1] is not None and len(ends):
+        ends = ends[np.searchsorted(_flips(raw, dialect[0], dialect[1], mark), ends) % 2 == 0]
     used = int(ends[-1]) + 1 if len(ends) else 0
     if ended and used < len(data):
         ends = np.append(ends, len(data))
         used = len(data)
-    starts = np.r_[0, ends[:-1] + 1] if len(ends) else np.array([], dtype=np.int64)
-    stops = ends.copy()
-    returns = (stops > starts) & (raw[np.maximum(stops - 1, 0)] == 13) if len(ends) else np.array([], dtype=bool)
-    stops[returns] -= 1
-    return starts.astype(np.int64), stops.astype(np.int64), used
+    if not len(ends):
+        return ends, ends, used
+    starts = np.r_[mark, ends[:-1] + 1]
+    stops = ends - ((ends > starts) & (raw[np.maximum(ends - 1, 0)] == 13))
+    filled = stops > starts
+    return starts[filled], stops[filled], used
 
 
-def _sliced(data: bytes, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> pa.BinaryArray:
-    """The pieces `data[start:stop]` as one array, copied once."""
-    keep = np.zeros(len(data) + 1, dtype=np.int8)
-    np.add.at(keep, starts, 1)
-    np.add.at(keep, stops, -1)
-    mask = np.cumsum(keep[:-1], dtype=np.int8).astype(bool)
+def _flips(raw: npt.NDArray[np.uint8], delimiter: int, quote: int, mark: int) -> Int64s:
+    """Where quoting begins and ends, alternately. A doubled quote inside may end and begin it at once."""
+    quotes = np.flatnonzero(raw == quote)
+    before = raw[np.maximum(quotes[::2] - 1, 0)]
+    if np.all((quotes[::2] == mark) | (before == delimiter) | (before == 10) | (before == quote)):
+        return quotes
+    # Some quote stands inside a field: look at each of them.
+    out, inside, doubled = [], False, -1
+    following = np.append(quotes[1:], -1).tolist()
+    for at, after in zip(quotes.tolist(), following, strict=True):
+        if at == doubled:
+            continue
+        if inside and after == at + 1:
+            doubled = after
+        elif inside or at == mark or raw[at - 1] in (delimiter, 10):
+            inside = not inside
+            out.append(at)
+    return np.array(out, dtype=np.int64)
+
+
+def _mark(data: bytes) -> int:
+    """Length of the byte-order mark at a file's beginning."""
+    return len(BOM) if data.startswith(BOM) else 0
+
+
+def _more(file: Any, data: bytes) -> tuple[bytes, bool]:
+    """`data` and the block after it; whether the file ended instead."""
+    block = file.read(BLOCK_BYTES)
+    return (data + block, False) if block else (data, True)
+
+
+def _sliced(data: bytes, starts: Int64s, stops: Int64s) -> pa.BinaryArray:
+    """The pieces `data[start:stop]`, which are not empty and do not touch, as one array, copied once."""
+    raw = np.frombuffer(data, dtype=np.uint8)
+    keep = np.ones(len(data), dtype=bool)
+    keep[: starts[0]] = keep[stops[-1] :] = False
+    keep[stops[:-1]] = False
+    wide = np.flatnonzero(starts[1:] - stops[:-1] > 1)  # a carriage return or empty lines between
+    if len(wide):
+        lengths = starts[wide + 1] - stops[wide]
+        shift = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        keep[np.repeat(stops[wide], lengths) + shift] = False
     offsets = np.zeros(len(starts) + 1, dtype=np.int32)
     np.cumsum(stops - starts, out=offsets[1:])
-    body = np.frombuffer(data, dtype=np.uint8)[mask]
-    return pa.BinaryArray.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(body)])
+    return pa.BinaryArray.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(raw[keep])])
 
 
 def _decompressed(path: str, file: Any) -> Any:
@@ -337,18 +368,14 @@ def _decompressed(path: str, file: Any) -> Any:
     return file
 
 
-def _seek(file: Any, position: int, base: int, data: bytes, ended: bool) -> tuple[int, bytes, bool]:
-    """Go to `position`: by reading on in a compressed file, by seeking in a plain one."""
-    if base + len(data) >= position:
-        return position, data[position - base :], ended
-    at = base + len(data)
-    if isinstance(file, gzip.GzipFile | bz2.BZ2File | pa.CompressedInputStream):
-        while at < position:
-            block = file.read(min(BLOCK_BYTES, position - at))
-            if not block:
-                return at, b"", True
-            at += len(block)
-    else:
+def _skipped(file: Any, at: int, position: int) -> bool:
+    """Go from `at` to `position`: by seeking in a plain file, by reading on in a compressed one. False if it ends before."""
+    if not isinstance(file, gzip.GzipFile | bz2.BZ2File | pa.CompressedInputStream):
         file.seek(position)
-        at = position
-    return at, b"", False
+        return True
+    while at < position:
+        block = file.read(min(BLOCK_BYTES, position - at))
+        if not block:
+            return False
+        at += len(block)
+    return True

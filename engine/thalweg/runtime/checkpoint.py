@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from thalweg.core.coverage import Document
-from thalweg.errors import Ambiguous, Exists, Permanent, Stale, Transient
+from thalweg.errors import Exists, Permanent, Stale, Transient
 from thalweg.ports import Database, ObjectStore
 
 ATTEMPTS_MAX: Final = 50
@@ -88,15 +88,15 @@ class ObjectCheckpoints:
             except (Exists, Stale):
                 self.conflicts += 1
                 continue
-            except Ambiguous:
-                raise  # `_seen` is empty: the next try reads what really is there
+            # After any other error `_seen` is empty: the next try reads what really is there.
             self._seen[partition] = wanted, version
             return wanted
         raise Transient(f"{ATTEMPTS_MAX} writers were faster, one after the other", where=f"{self._store.url}/{key}")
 
     async def partitions(self) -> Sequence[str]:
         found = await self._store.list(self._folder)
-        return [entry.key.removeprefix(self._folder).removesuffix(".json") for entry in found]
+        names = [entry.key.removeprefix(self._folder) for entry in found]
+        return [name.removesuffix(".json") for name in names if name.endswith(".json")]
 
 
 class DatabaseCheckpoints:

@@ -32,7 +32,8 @@ from thalweg.errors import Exists, Permanent
 from thalweg.ports import Compute, ObjectStore
 
 NAME: Final = re.compile(r"(\d{20})-(\d{20})\.parquet")
-PROBE: Final = "_thalweg_probe"
+_ROW: Final = "thalweg.row"
+PROBE: Final = "_thalweg_probe/"
 
 
 def raw_schema(prefix: str, payload: pa.Field, metadata: Mapping[bytes, bytes] | None = None) -> pa.Schema:
@@ -96,11 +97,13 @@ class LakeLander:
         if label or self._sink.role in (Role.DLQ, Role.QUARANTINE):
             await self._put(chunk, label or "rows")
             return
-        have = self._have.get(chunk.partition, NOTHING)
+        if chunk.partition not in self._have:  # a first start: nothing was stored, but a crash may have left objects
+            await self.found(chunk.partition, chunk.start, NOTHING)
+        have = self._have[chunk.partition]
         for start, stop in have.gaps(chunk.start, chunk.stop):
             piece = chunk.within(start, stop)
             await self._put(piece, "")
-            self._have[chunk.partition] = self._have.get(chunk.partition, NOTHING) | RangeSet([(start, stop)])
+            self._have[chunk.partition] |= RangeSet([(start, stop)])
 
     async def close(self) -> None:
         return
@@ -162,8 +165,8 @@ class LakeLander:
         return out
 
     async def read_window(self, part: Partition, start: int, stop: int) -> list[pa.RecordBatch]:
-        """Rows of `[start, stop)` in position order, each record once. Raises `Permanent` naming an unreadable object."""
-        position, identity = f"{self._prefix}source_offset", f"{self._prefix}record_id"
+        """Rows of `[start, stop)` in position order, each once. Raises `Permanent` naming an object that cannot be read."""
+        position, child = f"{self._prefix}source_offset", f"{self._prefix}child"
         tables = []
         for low, high, key in await self._objects(part, ""):
             if low < stop and start < high:
@@ -172,18 +175,22 @@ class LakeLander:
                     raise Permanent(f"object {key} vanished while it was read", where=self._store.url)
                 try:
                     table = pq.read_table(pa.BufferReader(stored.body))
-                except (pa.ArrowInvalid, OSError) as error:
-                    raise Permanent(f"object {key} cannot be read: {error}", where=self._store.url) from None
-                at = table.column(position)
+                    at = table.column(position)
+                except (pa.ArrowException, OSError, KeyError) as error:
+                    raise Permanent(
+                        f"object {key} cannot be read: {error}",
+                        where=self._store.url,
+                        remedy="Restore it from a copy, or move it away and read its interval from the source again",
+                    ) from None
                 tables.append(table.filter(pc.and_(pc.greater_equal(at, start), pc.less(at, stop))))
         if not tables:
             return []
-        table = pa.concat_tables(tables, promote_options="default").sort_by(position)
-        if self._sink.role is Role.PRIMARY_RAW:
-            numbered = table.append_column("_row", pa.array(np.arange(table.num_rows)))
-            first = numbered.group_by(identity).aggregate([("_row", "min")]).column("_row_min").to_numpy()
-            table = table.take(pa.array(np.sort(first)))
-        batches: list[pa.RecordBatch] = table.to_batches()
+        table = pa.concat_tables(tables, promote_options="default")
+        identity = [f"{self._prefix}record_id", *(c for c in [child] if c in table.column_names)]
+        table = table.append_column(_ROW, pa.array(np.arange(table.num_rows)))
+        first = table.select([*identity, _ROW]).group_by(identity).aggregate([(_ROW, "min")]).column(f"{_ROW}_min")
+        order = [(c, "ascending") for c in (position, *identity[1:])]
+        batches: list[pa.RecordBatch] = table.take(first).sort_by(order).drop_columns([_ROW]).combine_chunks().to_batches()
         return batches
 
 
