@@ -401,6 +401,12 @@ def test_without_a_primary_raw_destinations_hold_and_coverage_lives_with_them(tm
     assert codes(checked(tmp_path, explicit)) == []
 
 
+@pytest.mark.parametrize("url", ["out/raw", "out/raw/_coverage", "out/elsewhere"])
+def test_coverage_may_live_in_the_primary_raw_or_in_a_place_of_its_own(tmp_path: Path, url: str) -> None:
+    found = topology(checked(tmp_path, base(f"coverage: {{store: objects, url: {url}}}\n")))
+    assert found.coverage.url == str(tmp_path / url)
+
+
 @pytest.mark.parametrize(
     ("written", "expected"), [("64MiB", 64 << 20), ("'1.5 GiB'", 3 << 29), ("100000000", 10**8), ("100MB", 10**8)]
 )
