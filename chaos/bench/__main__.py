@@ -120,7 +120,7 @@ class Bench:
             )  # fmt: skip
         status, cpu_s, rss_bytes, wall = self._await(name, process, topic, records, table, begun)
         tail = log.read_text(errors="replace")[-2_000:]
-        if status not in (0, -signal.SIGTERM, -signal.SIGKILL):
+        if status not in (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM):
             raise RuntimeError(f"{name} ended with {status}:\n{tail}")
         with psycopg.connect(self.dsn) as connection:
             found = connection.execute(f"select count(*), coalesce(sum(flight), 0) from {table}".encode()).fetchone()

@@ -39,6 +39,7 @@ GATHER_S: Final = 0.1
 """While records keep coming, a poll goes on gathering for so long: large batches are cheaper to decode."""
 
 REQUEST_S: Final = 10.0
+REPEAT_S: Final = 10.0
 DEADLINE_S: Final = 60.0
 """How long the runtime may take to complete a token; far below `max.poll.interval.ms`."""
 
@@ -120,6 +121,7 @@ class KafkaConsumer:
         self._parked: deque[tuple[Any, asyncio.Future[Any]]] = deque()
         self._token = 0
         self._closing = False
+        self._last_said: dict[int, float] = {}
         self._cooperative = "cooperative" in str({**DEFAULTS, **source.options}["partition.assignment.strategy"])
         self._actor = Actor(f"kafka:{source.name}", self._main)
         self._actor.begin()
@@ -327,7 +329,7 @@ class KafkaConsumer:
         if code in _GONE:
             return Adrift(self._parts[place], KafkaCursor(self._next[place])) if place in self._next else None
         if code in _PASSING or error.retriable():
-            self._report("kafka.error", source=self._source.name, error=error.str())
+            self._said(error)
             return None
         if code == ck.KafkaError._MAX_POLL_EXCEEDED:
             self._report("kafka.poll_interval_exceeded", source=self._source.name)
@@ -522,6 +524,13 @@ class KafkaConsumer:
         if error.code() in _DENIED or error.fatal():
             self._actor.on_loop(self._fail, self._translated(error, "connection"))
         else:
+            self._said(error)
+
+    def _said(self, error: ck.KafkaError) -> None:
+        """Report a passing error, the same one at most every few seconds: the client repeats itself at every attempt."""
+        now = self._actor.monotonic()
+        if now - self._last_said.get(error.code(), float("-inf")) >= REPEAT_S:
+            self._last_said[error.code()] = now
             self._report("kafka.error", source=self._source.name, error=error.str())
 
     def _translated(self, error: ck.KafkaError, doing: str) -> ThalwegError:
