@@ -8,12 +8,12 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
+from datafusion import SessionConfig, SessionContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thalweg.core.topology import Node, Rule, SqlNode, UnnestNode, Verdict
 from thalweg.errors import Permanent
-from thalweg.runtime import transform
 from thalweg.runtime.transform import NodeRows, Outcome, Transform
 
 
@@ -63,14 +63,13 @@ def test_batch_without_rows_has_the_same_schema() -> None:
 
 def test_one_context_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
-    real = transform.SessionContext
 
-    def counted(config: object) -> object:
+    def counted(config: SessionConfig) -> SessionContext:
         nonlocal made
         made += 1
-        return real(config)  # type: ignore[arg-type]
+        return SessionContext(config)
 
-    monkeypatch.setattr(transform, "SessionContext", counted)
+    monkeypatch.setattr("thalweg.runtime.transform.SessionContext", counted)
     transformer = Transform([SqlNode("n", "records", "SELECT a FROM source")], [])
     for i in range(50):
         found = transformer.run(pa.record_batch({"a": [i]}), pa.array([0], pa.int32()))
