@@ -39,6 +39,16 @@ Schema metadata `thalweg.columns` (JSON list of strings) carries a CSV header ro
 RECORD_ID: Final = pa.binary(16)
 
 
+SEGMENT_MAX: Final = 249  # characters of a slug's piece; Kafka's topics have no more, and encoding lengthens none of them
+
+
+def _segment(piece: str) -> str:
+    quoted = quote(piece, safe="") or "-"
+    if len(quoted) <= SEGMENT_MAX:
+        return quoted
+    return f"{quoted[: SEGMENT_MAX - 33]}~{xxhash.xxh3_128_hexdigest(piece.encode())}"
+
+
 @dataclass(frozen=True, order=True)
 class Partition:
     """One ordered log: a topic partition, or one file.
@@ -55,8 +65,11 @@ class Partition:
 
     @property
     def slug(self) -> str:
-        """`<source>/<topic>/<partition>@<incarnation>`, each piece percent-encoded so that it is one path segment."""
-        source, topic, incarnation = (quote(p, safe="") or "-" for p in (self.source, self.topic, self.incarnation))
+        """`<source>/<topic>/<partition>@<incarnation>`, each piece percent-encoded so that it is one path segment.
+
+        File systems end a segment at 255 bytes: a longer piece is cut, and its hash follows.
+        """
+        source, topic, incarnation = (_segment(p) for p in (self.source, self.topic, self.incarnation))
         return f"{source}/{topic}/{self.number}@{incarnation}"
 
 
