@@ -110,12 +110,13 @@ class Bench:
             if not name.startswith("thalweg") and name not in ("quix", "dlt"):
                 extra = ", time bigint, diff bigint" if name == "pathway" else ""
                 connection.execute(data.create_table(table).replace(")", f"{extra})").encode())
+        inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # nobody compiles at each start
         command, environment = self._command(name, form, topic, records, table)
         log = self.folder / f"{self.count}-{name}.log"
         begun = time.monotonic()
         with log.open("wb") as out:
             process = subprocess.Popen(
-                command, cwd=self.folder, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                command, cwd=self.folder, env={**inherited, **environment}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 preexec_fn=die_with_parent, start_new_session=True,
             )  # fmt: skip
         status, cpu_s, rss_bytes, wall = self._await(name, process, topic, records, table, begun)

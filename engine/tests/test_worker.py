@@ -116,7 +116,7 @@ class Log:
     async def committed(self, parts: Sequence[Partition]) -> Mapping[Partition, Cursor | None]:
         return {p: self.stored.get(p) for p in parts}
 
-    async def bounds(self, parts: Sequence[Partition]) -> Mapping[Partition, Bounds]:
+    async def bounds(self, parts: Sequence[Partition], *, known: bool = False) -> Mapping[Partition, Bounds]:
         return {p: self.log.get(p, Bounds(KafkaCursor(0), KafkaCursor(1 << 40))) for p in parts}
 
     async def commit(self, at: Mapping[Partition, Cursor]) -> None:

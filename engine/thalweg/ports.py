@@ -159,8 +159,10 @@ class LogConsumer(Protocol):
         """The group's stored cursor of each, None where there is none."""
         ...
 
-    async def bounds(self, parts: Sequence[Partition]) -> Mapping[Partition, Bounds]:
-        """Where each log begins and ends now."""
+    async def bounds(self, parts: Sequence[Partition], *, known: bool = False) -> Mapping[Partition, Bounds]:
+        """Where each log begins and ends now. `known`: only what the client has heard lately, without asking; such
+        partitions as it knows nothing of are left out.
+        """
         ...
 
     async def commit(self, at: Mapping[Partition, Cursor]) -> None:

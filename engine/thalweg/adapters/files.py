@@ -139,7 +139,7 @@ class FileSource:
     async def committed(self, parts: Sequence[Partition]) -> Mapping[Partition, Cursor | None]:
         return dict.fromkeys(parts)
 
-    async def bounds(self, parts: Sequence[Partition]) -> Mapping[Partition, Bounds]:
+    async def bounds(self, parts: Sequence[Partition], *, known: bool = False) -> Mapping[Partition, Bounds]:
         return {part: Bounds(StoreCursor(0), StoreCursor(END)) for part in parts}
 
     async def commit(self, at: Mapping[Partition, Cursor]) -> None:

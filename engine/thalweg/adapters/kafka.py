@@ -159,8 +159,8 @@ class KafkaConsumer:
         found: Mapping[Partition, Cursor | None] = await self._actor.ask(lambda client: self._committed(client, parts))
         return found
 
-    async def bounds(self, parts: Sequence[Partition]) -> Mapping[Partition, Bounds]:
-        found: Mapping[Partition, Bounds] = await self._actor.ask(lambda client: self._bounds(client, parts))
+    async def bounds(self, parts: Sequence[Partition], *, known: bool = False) -> Mapping[Partition, Bounds]:
+        found: Mapping[Partition, Bounds] = await self._actor.ask(lambda client: self._bounds(client, parts, known))
         return found
 
     async def commit(self, at: Mapping[Partition, Cursor]) -> None:
@@ -492,11 +492,14 @@ class KafkaConsumer:
             out[part] = KafkaCursor(entry.offset) if entry.offset >= 0 else None
         return out
 
-    def _bounds(self, client: ck.Consumer, parts: Sequence[Partition]) -> Mapping[Partition, Bounds]:
+    def _bounds(self, client: ck.Consumer, parts: Sequence[Partition], known: bool) -> Mapping[Partition, Bounds]:
+        # A request waits behind the fetches under way on the same connection, so a mere look uses what they brought.
         out = {}
         for part in parts:
-            low, high = client.get_watermark_offsets(ck.TopicPartition(part.topic, part.number), timeout=REQUEST_S)
-            out[part] = Bounds(KafkaCursor(low), KafkaCursor(high))
+            place = ck.TopicPartition(part.topic, part.number)
+            low, high = client.get_watermark_offsets(place, timeout=REQUEST_S, cached=known)
+            if high >= 0:
+                out[part] = Bounds(KafkaCursor(max(low, 0)), KafkaCursor(high))
         return out
 
     def _commit(self, client: ck.Consumer, at: Mapping[Partition, Cursor]) -> None:

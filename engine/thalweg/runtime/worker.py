@@ -284,11 +284,11 @@ class Worker:
         if not parts or self._cursor is not KafkaCursor:
             return
         try:
-            bounds = await self.consumer.bounds(parts)
+            bounds = await self.consumer.bounds(parts, known=True)
         except (Transient, Ambiguous):
             return
         for part in parts:
-            if part in self.owned:
+            if part in self.owned and part in bounds:
                 at = max(self.owned[part].acked, bounds[part].low.next)
                 self.pipeline.board.gauge("lag_records", part.slug, max(0, bounds[part].high.next - at))
         self.pipeline.board.gauge("budget_used_bytes", "all", self.pipeline.budget.used_bytes)
