@@ -333,7 +333,7 @@ async def test_a_service_that_is_not_there_was_not_asked() -> None:
     store = service.store()
     service.stop()
     for call in (store.create("k", b"1"), store.replace("k", b"1", "v"), store.get("k"), store.list("")):
-        with pytest.raises(Transient):
+        with pytest.raises(Transient, match="Connection refused"):
             await call
 
 

@@ -382,7 +382,12 @@ def _plain(value: str) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    return re.sub(r"\?\S+", "?…", str(error).split("\n", 1)[0])[:300]  # a URL's query may hold a signature
+    """The client's sentence; of the service's answer its code and message, or what the system says of the connection."""
+    text = str(error)
+    line = re.sub(r"(://[^\s?]+)\?\S+", r"\1", text.split("\n", 1)[0].partition("<")[0])  # a query may hold a signature
+    said = [found[1] for tag in ("Code", "Message") if (found := re.search(f"<{tag}>([^<]+)</{tag}>", text))]
+    said += re.findall(r'kind: \w+, message: "([^"]+)"', text)[-1:]
+    return f"{line.strip()} {': '.join(said)}".strip(" :")[:400]
 
 
 def _shown(url: str) -> str:
