@@ -386,7 +386,7 @@ def _first_line(error: BaseException) -> str:
     text = str(error)
     line = re.sub(r"(://[^\s?]+)\?\S+", r"\1", text.split("\n", 1)[0].partition("<")[0])  # a query may hold a signature
     said = [found[1] for tag in ("Code", "Message") if (found := re.search(f"<{tag}>([^<]+)</{tag}>", text))]
-    said += re.findall(r'kind: \w+, message: "([^"]+)"', text)[-1:]
+    said += re.findall(r'kind: \w+,\s+message: "([^"]+)"', text)[-1:]
     return f"{line.strip()} {': '.join(said)}".strip(" :")[:400]
 
 
