@@ -82,7 +82,11 @@ VALUES: list[tuple[pa.DataType, list[Any], list[Any] | None]] = [
     (pa.bool_(), [True, None, False], None),
     (pa.date32(), [dt.date(1, 1, 1), None, dt.date(9999, 12, 31)], None),
     (pa.timestamp("ms", "UTC"), [dt.datetime(1, 1, 1, tzinfo=UTC), None, dt.datetime(9999, 12, 31, tzinfo=UTC)], None),
-    (pa.timestamp("s"), [dt.datetime.min, None, dt.datetime.fromisoformat("2020-02-29T01:02:03")], None),
+    (
+        pa.timestamp("s"),
+        [dt.datetime.fromisoformat("0001-01-01T00:00:00"), None, dt.datetime.fromisoformat("2020-02-29T01:02:03")],
+        None,
+    ),
     (pa.time64("us"), [dt.time(1, 2, 3), None, dt.time(23, 59, 59, 999999)], None),
     (pa.duration("s"), [dt.timedelta(days=1, seconds=3), None, dt.timedelta(seconds=-5)], None),
     (pa.decimal128(10, 2), [Decimal("-123.45"), None, Decimal("0.01")], None),
