@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 
 from thalweg.adapters import files
 from thalweg.adapters.files import FileSource, frame
+from thalweg.adapters.objects import SourceFile
 from thalweg.adapters.system import InlineCompute
 from thalweg.core.batch import ENVELOPE, Partition, StoreCursor, record_ids
 from thalweg.core.topology import CodecPlan, Source
-from thalweg.errors import Permanent
+from thalweg.errors import Permanent, Transient
 from thalweg.ports import Assigned, Ended, Event, Position, Records, Revoked
 
 T = TypeVar("T")
@@ -391,6 +392,38 @@ async def test_a_cancelled_poll_loses_nothing(tmp_path: Path, monkeypatch: pytes
     values = [v for e in got if isinstance(e, Records) for v in e.batch.column("value").to_pylist()]
     assert values == [b"1", b"2", b"3", b"4"]
     await consumer.close()
+
+
+@pytest.mark.parametrize("form", ["ndjson", "csv"])
+async def test_after_a_passing_failure_it_goes_on_where_it_was(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "BLOCK_BYTES", 3)
+    failures = iter([False, True, False, False, True, True, *[False] * 1_000])
+
+    class Shaky(SourceFile):
+        def unchanged(self) -> bool:
+            if next(failures):
+                raise Transient("connection reset")
+            return super().unchanged()
+
+    monkeypatch.setattr(files, "SourceFile", Shaky)
+    (tmp_path / "f").write_bytes(b"a\n1\n2\n3\n4\n5\n")
+    consumer = await begun(source_of(tmp_path / "f", form))
+    values: list[bytes] = []
+    failed = 0
+    last: Event | None = None
+    while not isinstance(last, Ended):
+        try:
+            (last,) = await consumer.poll(9, 0)
+        except Transient:
+            failed += 1
+            continue
+        if isinstance(last, Records):
+            values += last.batch.column("value").to_pylist()
+    assert failed == 3
+    assert values == [b"a", b"1", b"2", b"3", b"4", b"5"][form == "csv" :]
+    assert last.at == StoreCursor(12)
 
 
 async def test_closed_while_it_reads(tmp_path: Path) -> None:

@@ -61,6 +61,12 @@ async def test_replace_is_by_version_and_no_version_comes_back(store: FolderStor
             await store.replace("k", b"other", stale)
         seen.add(version)
     assert len(seen) == 201
+    future = 4_000_000_000_000_000_000  # a clock that went back, or has not ticked since
+    os.utime(f"{store.url}/k", ns=(future, future))
+    stored = await store.get("k")
+    assert stored is not None
+    version = await store.replace("k", b"same", stored.version)
+    assert os.stat(f"{store.url}/k").st_mtime_ns > future
     await store.delete("k")
     with pytest.raises(Stale):
         await store.replace("k", b"x", version)
