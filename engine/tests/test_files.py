@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from thalweg.adapters import files
-from thalweg.adapters.files import FileSource, frame
+from thalweg.adapters.files import FileSource, Int64s, _sliced, frame
 from thalweg.adapters.objects import SourceFile
 from thalweg.adapters.system import InlineCompute
 from thalweg.core.batch import ENVELOPE, Partition, StoreCursor, record_ids
@@ -91,6 +91,12 @@ def naive_lines(data: bytes) -> list[bytes]:
     return [line for line in (piece.removesuffix(b"\r") for piece in data.split(b"\n")) if line]
 
 
+def sliced(data: bytes, starts: Int64s, stops: Int64s) -> list[bytes]:
+    values: list[bytes] = _sliced(data, starts, stops).to_pylist() if len(starts) else []
+    assert values == [data[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return values
+
+
 def framed(data: bytes, dialect: tuple[int, int | None] | None, block: int) -> list[bytes]:
     """What framing finds when the data comes in blocks."""
     out, held = [], b""
@@ -98,7 +104,7 @@ def framed(data: bytes, dialect: tuple[int, int | None] | None, block: int) -> l
         ended = at >= len(data)
         held += data[at : at + block]
         starts, stops, used = frame(held, ended, dialect)
-        out += [held[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+        out += sliced(held, starts, stops)
         held = held[used:]
     assert held == b""
     return out
