@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,9 +40,14 @@ GATHER_S: Final = 0.1
 """While records keep coming, a poll goes on gathering for so long: large batches are cheaper to decode."""
 
 REQUEST_S: Final = 10.0
+CLOSE_S: Final = 5.0
+"""A client that does not close in this time is left to its own (daemon) thread."""
+
 REPEAT_S: Final = 10.0
 DEADLINE_S: Final = 60.0
 """How long the runtime may take to complete a token; far below `max.poll.interval.ms`."""
+
+_NO_ID: Final = "0"
 
 BATCH_BYTES_MAX: Final = 1 << 30
 """32-bit Arrow offsets hold 2 GiB; one poll stays well below."""
@@ -99,6 +105,25 @@ class _Complete:
 
 Place = tuple[str, int]
 
+_NEW_ID: Final = re.compile(r"Topic (\S+) changed id from \S+ to (\S+)")
+_STORED_FOR: Final = "incarnation="
+"""Before the topic id, in the metadata of a commit: an offset outlives a topic that is deleted and made again."""
+
+
+class _Log(logging.Handler):
+    """librdkafka's log. It comes inside `consume`, in order with the records, and alone tells that a topic was re-created."""
+
+    def __init__(self, renewed: Callable[[str, str], None], say: Callable[[str], None] | None) -> None:
+        super().__init__(logging.DEBUG)
+        self._renewed, self._say = renewed, say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if found := _NEW_ID.search(text):
+            self._renewed(found[1], found[2])
+        if self._say is not None:
+            self._say(text)
+
 
 class KafkaConsumer:
     """One member of the group `source.group`, reading `source.topics`. Make it on a running loop."""
@@ -117,12 +142,16 @@ class KafkaConsumer:
         # thread side
         self._parts: dict[Place, Partition] = {}
         self._next: dict[Place, int] = {}
-        self._touched: set[Place] = set()
+        self._touched: set[Place] = set()  # given to us anew in the call under way
+        self._again: set[Place] = set()  # what was fetched of these is void; to be read again from `_next`
+        self._rejoin = False
         self._parked: deque[tuple[Any, asyncio.Future[Any]]] = deque()
         self._token = 0
         self._closing = False
         self._last_said: dict[int, float] = {}
-        self._cooperative = "cooperative" in str({**DEFAULTS, **source.options}["partition.assignment.strategy"])
+        self._by_broker = source.options.get("group.protocol", "").lower() == "consumer"  # KIP-848: the broker assigns
+        strategy = {**DEFAULTS, **source.options}["partition.assignment.strategy"]
+        self._cooperative = self._by_broker or "cooperative" in str(strategy)
         self._actor = Actor(f"kafka:{source.name}", self._main)
         self._actor.begin()
 
@@ -132,6 +161,8 @@ class KafkaConsumer:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+        if self._closed:
+            raise Permanent("the consumer is closed", where=self._where)
         if not self._out:
             if self._polling is None or self._polling.done():
                 self._polling = self._actor.ask(_Poll(records_max, wait_s))
@@ -181,7 +212,7 @@ class KafkaConsumer:
         self._closed = True
         done = self._actor.ask("close")
         try:
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(CLOSE_S):
                 await asyncio.shield(done)
         except TimeoutError:
             self._report("kafka.close_timeout", source=self._source.name)
@@ -214,10 +245,13 @@ class KafkaConsumer:
                     client.close()
                 finally:
                     actor.reply(future)
+                    for _, parked in self._parked:
+                        actor.reply(parked)  # polls; whatever else is still queued, the actor refuses
                 return
             if isinstance(command, _Poll):
                 try:
-                    actor.on_loop(self._deliver, self._gather(client, command))
+                    if not self._closing:
+                        actor.on_loop(self._deliver, self._gather(client, command))
                 except ThalwegError as error:
                     actor.on_loop(self._fail, error)
                 except ck.KafkaException as error:
@@ -246,10 +280,9 @@ class KafkaConsumer:
                 actor.reply(future, error=Permanent("the client could not be made", where=self._where))
 
     def _client(self) -> ck.Consumer:
-        logger = logging.getLogger(f"thalweg.kafka.{self._source.name}")
-        logger.propagate = False
-        if not logger.handlers:
-            logger.addHandler(logging.NullHandler())
+        logger = logging.Logger(f"thalweg.kafka.{self._source.name}", logging.DEBUG)
+        debug = self._source.options.get("debug", "")
+        logger.addHandler(_Log(self._renewed, self._logged if debug else None))
         half = max(1 << 20, self._source.prefetch_bytes // 2)
         limits: dict[str, Any] = {
             "queued.max.messages.kbytes": max(1024, half // 1024),
@@ -258,14 +291,20 @@ class KafkaConsumer:
         }
         conf = {**DEFAULTS, **limits, **self._source.options, **OURS, "group.id": self._source.group}
         conf["error_cb"] = self._on_error
+        conf["debug"] = f"{debug},metadata" if debug else "metadata"
+        if self._by_broker:
+            conf.pop("partition.assignment.strategy")
         client = ck.Consumer(conf, logger=logger)
+        self._subscribe(client)
+        return client
+
+    def _subscribe(self, client: ck.Consumer) -> None:
         client.subscribe(
             list(self._source.topics),
             on_assign=self._on_assign,
             on_revoke=self._on_revoke,
             on_lost=self._on_lost,
         )
-        return client
 
     def _run(self, client: ck.Consumer, command: Callable[[ck.Consumer], Any], future: asyncio.Future[Any]) -> None:
         try:
@@ -282,6 +321,23 @@ class KafkaConsumer:
     # --- records --------------------------------------------------------------------------------------------------
 
     def _gather(self, client: ck.Consumer, poll: _Poll) -> list[Event]:
+        """Events of one poll. An interval is claimed from where the one before ended, so records that were fetched and
+        then dropped would be claimed unseen: whatever goes wrong in here, all owned partitions are read again.
+        """
+        self._read_again(client)
+        if self._rejoin:
+            self._rejoin = False
+            client.unsubscribe()
+            self._subscribe(client)
+        try:
+            return self._events(client, self._consumed(client, poll))
+        except BaseException:
+            self._again |= set(self._next)
+            raise
+        finally:
+            self._touched.clear()
+
+    def _consumed(self, client: ck.Consumer, poll: _Poll) -> list[ck.Message]:
         now = self._actor.monotonic
         begun = now()
         token = self._token
@@ -293,13 +349,25 @@ class KafkaConsumer:
             if some:
                 size += sum(map(len, some))
             if self._token != token or self._failure is not None or len(messages) >= poll.records_max or size > BATCH_BYTES_MAX:
-                break
+                return messages
             waited = now() - begun
             if messages and (not some or waited > GATHER_S):
-                break
+                return messages
             if waited >= poll.wait_s or self._actor.waiting:
-                break
-        return self._events(client, messages) if messages else []
+                return messages
+
+    def _read_again(self, client: ck.Consumer) -> None:
+        for place in sorted(self._again & set(self._next)):
+            wanted = ck.TopicPartition(*place, self._next[place])
+            try:
+                client.seek(wanted)
+            except ck.KafkaException:  # `_STATE`: it does not fetch, because its last position was not there (`Adrift`)
+                if self._cooperative:
+                    client.incremental_unassign([wanted])
+                    client.incremental_assign([wanted])
+                else:
+                    client.assign([ck.TopicPartition(*each, offset) for each, offset in self._next.items()])
+        self._again.clear()
 
     def _events(self, client: ck.Consumer, messages: list[ck.Message]) -> list[Event]:
         events: list[Event] = []
@@ -308,12 +376,15 @@ class KafkaConsumer:
             marks = [m for m in messages if m.error() is not None]
             messages = [m for m in messages if m.error() is None]
         if messages:
-            events += self._records(client, messages)
+            events += self._records(messages)
         for mark in marks:
-            event = self._mark(mark)
+            try:
+                event = self._mark(mark)
+            except ThalwegError as error:  # the records that came with it are good
+                self._actor.on_loop(self._fail, error)
+                continue
             if event is not None:
                 events.append(event)
-        self._touched.clear()
         return events
 
     def _mark(self, mark: ck.Message) -> Event | None:
@@ -322,7 +393,10 @@ class KafkaConsumer:
         code, place = error.code(), (topic or "", -1 if number is None else number)
         if code == ck.KafkaError._PARTITION_EOF:
             # Its offset is the next one to fetch: past trailing markers and aborted records, which are never delivered.
-            if place not in self._next or offset is None or offset <= self._next[place]:
+            if place not in self._next or offset is None or offset <= self._next[place] or place in self._again:
+                return None
+            if place in self._touched:
+                self._again.add(place)  # it may be about the time before; the client will say it anew
                 return None
             self._next[place] = offset
             return Position(self._parts[place], KafkaCursor(offset))
@@ -336,7 +410,7 @@ class KafkaConsumer:
             return None
         raise self._translated(error, "consume")
 
-    def _records(self, client: ck.Consumer, messages: list[ck.Message]) -> list[Event]:
+    def _records(self, messages: list[ck.Message]) -> list[Event]:
         one = len(self._source.topics) == 1 and not self._source.topics[0].startswith("^")
         topics = [str(messages[0].topic())] if one else sorted({str(m.topic()) for m in messages})
         numbers = np.array([m.partition() for m in messages], dtype=np.int64)
@@ -357,10 +431,12 @@ class KafkaConsumer:
             if at is None:
                 self._count("records_of_partitions_given_up", high - low)
                 continue  # polled in the same call as the revoke
-            if place in self._touched and int(offsets[low]) != at:
+            if place in self._again:
+                continue
+            if place in self._touched and (int(offsets[low]) != at or (np.diff(offsets[low:high]) <= 0).any()):
                 # Polled before this partition was given to us anew: read again from where the runtime said.
                 self._count("records_from_before_a_rebalance", high - low)
-                client.seek(ck.TopicPartition(*place, at))
+                self._again.add(place)
                 continue
             fresh = low + int(np.searchsorted(offsets[low:high], at))
             if fresh == high:
@@ -377,6 +453,7 @@ class KafkaConsumer:
             ids = self._incarnations(sorted({g.topic for g in given}))
         except ThalwegError as error:
             self._actor.on_loop(self._fail, error)
+            self._rejoin = True
             return
         parts = {
             (g.topic, g.partition): Partition(self._source.name, self._source.cluster_id, g.topic, g.partition, ids[g.topic])
@@ -384,7 +461,9 @@ class KafkaConsumer:
         }
         done = self._answered(client, Assigned(self._next_token(), tuple(parts.values())))
         if done is None or done.at is None:
+            # The group takes us for their reader, and we read nothing of them: give them back by joining anew.
             self._lose(tuple(parts.values()))
+            self._rejoin = True
             return
         starts = [ck.TopicPartition(p.topic, p.number, c.next) for p, c in done.at.items()]
         (client.incremental_assign if self._cooperative else client.assign)(starts)
@@ -392,6 +471,7 @@ class KafkaConsumer:
             place = (part.topic, part.number)
             self._parts[place], self._next[place] = part, cursor.next
             self._touched.add(place)
+            self._again.discard(place)
 
     def _on_revoke(self, client: ck.Consumer, taken: list[ck.TopicPartition]) -> None:
         # librdkafka may name partitions that were never started; they are not ours to give up.
@@ -418,6 +498,19 @@ class KafkaConsumer:
         self._count("lost", len(parts))
         if not self._closing:
             self._actor.on_loop(self._deliver, [Lost(parts)])
+
+    def _renewed(self, topic: str, incarnation: str) -> None:
+        """The client has learnt the topic's id. It reads on at its old offsets in a topic that was deleted and made anew."""
+        places = [p for p, part in self._parts.items() if p[0] == topic and part.incarnation not in (_NO_ID, incarnation)]
+        if places:
+            self._report("kafka.topic_recreated", source=self._source.name, topic=topic, incarnation=incarnation)
+            self._lose(tuple(self._parts[p] for p in places))
+            for place in places:
+                del self._parts[place], self._next[place]
+            self._rejoin = True
+
+    def _logged(self, text: str) -> None:
+        self._report("kafka.log", source=self._source.name, text=text)
 
     def _next_token(self) -> int:
         self._token += 1
@@ -452,26 +545,25 @@ class KafkaConsumer:
         """Topic ids (KIP-516). "0" where the broker has none: Kafka before 2.8, and librdkafka's own mock cluster."""
         if not topics:
             return {}
-        options = {
-            k: v for k, v in self._source.options.items() if not k.startswith(("queued.", "fetch.", "isolation.", "partition."))
-        }
+        consuming = ("queued.", "fetch.", "isolation.", "partition.", "group.", "session.", "heartbeat.", "max.poll.", "debug")
+        options = {k: v for k, v in self._source.options.items() if not k.startswith(consuming)}
         admin = AdminClient({**options, "log_level": 0})
         for _ in range(3):
             try:
                 cluster = admin.list_topics(timeout=REQUEST_S).cluster_id or ""
                 if cluster.startswith("mockCluster"):  # it has no controller, which describe_topics waits for
-                    return dict.fromkeys(topics, "0")
+                    return dict.fromkeys(topics, _NO_ID)
                 found = admin.describe_topics(ck.TopicCollection(topics), request_timeout=REQUEST_S)
                 ids = {topic: found[topic].result().topic_id for topic in topics}
                 # 128 bits as two 64-bit halves; all zero means the broker does not know topic ids
-                return {t: f"{i}" if i is not None and str(i).strip("A") else "0" for t, i in ids.items()}
+                return {t: f"{i}" if i is not None and str(i).strip("A") else _NO_ID for t, i in ids.items()}
             except ck.KafkaException as error:
                 last = error.args[0]
                 if last.code() in _MISSING:
-                    return dict.fromkeys(topics, "0")
+                    return dict.fromkeys(topics, _NO_ID)
                 if last.code() in _DENIED:
                     raise self._translated(last, "topic ids") from None
-        raise Permanent(f"the topic ids could not be read: {last.str()}", where=self._where)
+        raise Transient(f"the topic ids could not be read: {last.str()}", where=self._where)
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -480,16 +572,21 @@ class KafkaConsumer:
 
     def _seek(self, client: ck.Consumer, part: Partition, offset: int) -> None:
         if (part.topic, part.number) in self._next:
-            client.seek(ck.TopicPartition(part.topic, part.number, offset))
             self._next[part.topic, part.number] = offset
+            self._again.add((part.topic, part.number))
+            self._read_again(client)
 
     def _committed(self, client: ck.Consumer, parts: Sequence[Partition]) -> Mapping[Partition, Cursor | None]:
+        if not parts:
+            return {}
         found = client.committed([ck.TopicPartition(p.topic, p.number) for p in parts], timeout=REQUEST_S)
         out: dict[Partition, Cursor | None] = {}
         for part, entry in zip(parts, found, strict=True):
             if entry.error is not None:
                 raise self._translated(entry.error, "committed offsets")
-            out[part] = KafkaCursor(entry.offset) if entry.offset >= 0 else None
+            stored_for = str(entry.metadata or "")
+            another = stored_for.startswith(_STORED_FOR) and stored_for != f"{_STORED_FOR}{part.incarnation}"
+            out[part] = KafkaCursor(entry.offset) if entry.offset >= 0 and not another else None
         return out
 
     def _bounds(self, client: ck.Consumer, parts: Sequence[Partition], known: bool) -> Mapping[Partition, Bounds]:
@@ -503,7 +600,9 @@ class KafkaConsumer:
         return out
 
     def _commit(self, client: ck.Consumer, at: Mapping[Partition, Cursor]) -> None:
-        wanted = [ck.TopicPartition(p.topic, p.number, c.next) for p, c in at.items()]
+        wanted = [ck.TopicPartition(p.topic, p.number, c.next, f"{_STORED_FOR}{p.incarnation}") for p, c in at.items()]
+        if not wanted:
+            return  # the client would take it for "whatever is stored"
         try:
             stored = client.commit(offsets=wanted, asynchronous=False)
         except ck.KafkaException as error:

@@ -18,6 +18,8 @@ from typing import Any, Final, TypeVar
 import psutil
 import pyarrow as pa
 
+from thalweg.errors import Permanent
+
 T = TypeVar("T")
 
 PROBE_VARIABLE: Final = "THALWEG_PROBE_KILL"
@@ -58,13 +60,15 @@ class Actor:
     """One thread that owns a C client, and a queue of commands to it.
 
     The loop side calls `ask`; the thread's `main` calls `next` and runs what it gets, whenever its client lets it.
+    Commands that come after `main` has returned, or were left by it, are answered by `Permanent`: nobody waits for ever.
     """
 
     def __init__(self, name: str, main: Callable[[Actor], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._commands: deque[tuple[Any, asyncio.Future[Any]]] = deque()
         self._wake = threading.Condition()
-        self._thread = threading.Thread(target=main, args=(self,), name=name, daemon=True)
+        self._name, self._main, self._ended = name, main, False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.monotonic: Callable[[], float] = time.monotonic
 
     def begin(self) -> None:
@@ -75,9 +79,27 @@ class Actor:
         """Queue a command; its result or error arrives on the loop."""
         future: asyncio.Future[Any] = self._loop.create_future()
         with self._wake:
-            self._commands.append((command, future))
-            self._wake.notify()
+            if not self._ended:
+                self._commands.append((command, future))
+                self._wake.notify()
+                return future
+        future.set_exception(self._gone())
+        future.exception()  # nobody need look
         return future
+
+    def _run(self) -> None:
+        try:
+            self._main(self)
+        finally:
+            with self._wake:
+                self._ended = True
+                left = list(self._commands)
+                self._commands.clear()
+            for _, future in left:
+                self.reply(future, error=self._gone())
+
+    def _gone(self) -> Permanent:
+        return Permanent("it has been closed", where=self._name)
 
     @property
     def waiting(self) -> bool:
@@ -138,7 +160,8 @@ def kill_at_probe() -> Callable[[str, int], None] | None:
     if not wanted:
         return None
     name, _, ordinal = wanted.partition("#")
-    at = int(ordinal or "1")
+    if not name or not (ordinal or "1").isdecimal() or (at := int(ordinal or "1")) < 1:
+        raise Permanent(f"{PROBE_VARIABLE}={wanted} arms nothing", remedy="Write name#ordinal, counting from 1: raw.durable#2")
 
     def kill(reached: str, count: int) -> None:
         if reached == name and count == at:
