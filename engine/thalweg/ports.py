@@ -281,6 +281,10 @@ class Transaction(Protocol):
         """Undo everything since; the savepoint can be used again."""
         ...
 
+    async def release(self, savepoint: int) -> None:
+        """Forget a savepoint, keeping what came after it. Thousands of open ones would make the server slow."""
+        ...
+
     async def commit(self) -> None:
         """Raises `Ambiguous` when the reply was lost."""
         ...

@@ -6,6 +6,8 @@ commit finds the range covered and writes nothing. Rows of a DLQ or quarantine h
 since late ones come into intervals that were landed before.
 
 Decides how a refusal by the server is narrowed to the guilty rows: by the row it names, else by halving, in savepoints.
+A DLQ or quarantine has nowhere to send what it cannot take, so there a row is made to fit instead: U+0000 is spelled out
+in its texts, a time that no table holds becomes null. Key, header values and payload stay byte for byte.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from thalweg.core.batch import Chunk, Partition
 from thalweg.core.coverage import NOTHING, RangeSet
 from thalweg.core.dlq import dlq_key
 from thalweg.core.stamp import stamped
 from thalweg.core.topology import Role, Sink
-from thalweg.errors import DataRefused, RowRefusal, RowsRefused
+from thalweg.errors import DataRefused, Permanent, RowRefusal, RowsRefused
 from thalweg.ports import Database, TableName, Transaction
 
 END: Final = 1 << 62  # beyond every position
@@ -41,8 +44,9 @@ class TableLander:
     def __init__(self, database: Database, sink: Sink, scope: str, prefix: str) -> None:
         self._database, self._sink, self._scope, self._prefix = database, sink, scope, prefix
         self._table = table_name(sink.table)
-        self._ready: pa.Schema | None = None
+        self._ready: list[pa.Schema] = []  # what the table is known to hold: few, unless a registry brings many
         self._aside = sink.role in (Role.DLQ, Role.QUARANTINE)
+        self._updates = sink.idempotency == "key" and not self._aside
 
     async def open(self) -> None:
         await self._database.ensure_coverage()
@@ -58,9 +62,15 @@ class TableLander:
         return
 
     async def land(self, chunk: Chunk, label: str = "") -> None:
-        if self._aside:
-            await self._land_aside(chunk)
-            return
+        try:
+            await (self._land_aside(chunk) if self._aside else self._land_range(chunk))
+        except (RowsRefused, DataRefused):
+            raise
+        except Permanent:
+            self._ready.clear()  # whoever mends the table must not have to restart the node
+            raise
+
+    async def _land_range(self, chunk: Chunk) -> None:
         batches = [stamped(self._prefix, frame) for frame in chunk.frames]
         rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         await self._ensure(rows.schema)
@@ -87,26 +97,35 @@ class TableLander:
         return np.flatnonzero(keep)
 
     async def _land_aside(self, chunk: Chunk) -> None:
-        rows = pa.concat_batches([frame.rows for frame in chunk.frames if frame.rows.num_rows])
+        batches = [frame.rows for frame in chunk.frames if frame.rows.num_rows]
+        if not batches:
+            return
+        rows = pa.concat_batches(batches)
         await self._ensure(rows.schema)
+        try:
+            await self._merged_aside(rows)
+        except RowsRefused as refused:
+            await self._merged_aside(fitting(rows, np.array(sorted({r.row for r in refused.rows}))))
+
+    async def _merged_aside(self, rows: pa.RecordBatch) -> None:
         async with self._database.transaction() as transaction:
-            await transaction.merge(self._table, rows, dlq_key(self._prefix), update=False)
+            await self._write(transaction, rows, np.arange(rows.num_rows))
             await transaction.commit()
 
     async def _ensure(self, schema: pa.Schema) -> None:
-        if self._ready is not None and self._ready.equals(schema):
+        if any(known.equals(schema) for known in self._ready):
             return
         place = [f"{self._prefix}source_partition", f"{self._prefix}source_offset"]
         unique: list[str] = []
-        if self._aside:
-            unique = list(dlq_key(self._prefix))
-        elif self._sink.idempotency != "range":
+        if self._aside or self._sink.idempotency != "range":
             unique = list(self._keys(schema))
         await self._database.ensure_coverage()
         await self._database.ensure_table(self._table, schema, unique=unique, index=place)
-        self._ready = schema
+        self._ready.append(schema)
 
     def _keys(self, schema: pa.Schema) -> tuple[str, ...]:
+        if self._aside:
+            return dlq_key(self._prefix)
         if self._sink.idempotency == "key":
             return self._sink.key
         child = f"{self._prefix}child"
@@ -126,10 +145,10 @@ class TableLander:
             raise RowsRefused([RowRefusal(int(numbers[r.row]), r.code, r.detail) for r in guilty]) from None
 
     async def _send(self, transaction: Transaction, rows: pa.RecordBatch) -> None:
-        if self._sink.idempotency == "range":
+        if self._sink.idempotency == "range" and not self._aside:
             await transaction.copy(self._table, rows)
         else:
-            await transaction.merge(self._table, rows, self._keys(rows.schema), update=self._sink.idempotency == "key")
+            await transaction.merge(self._table, rows, self._keys(rows.schema), update=self._updates)
 
     async def _narrowed(
         self, transaction: Transaction, savepoint: int, rows: pa.RecordBatch, first: DataRefused
@@ -165,12 +184,37 @@ class TableLander:
             span = spans.pop()
             savepoint = await transaction.savepoint()
             refused = await self._tried(transaction, rows, span)
+            if refused is not None:
+                await transaction.rollback_to(savepoint)
+            await transaction.release(savepoint)
             if refused is None:
                 continue
-            await transaction.rollback_to(savepoint)
             if len(span) == 1:
                 guilty.append(RowRefusal(int(span[0]), refused.code, refused.what))
             else:
                 middle = len(span) // 2
                 spans += [span[middle:], span[:middle]]
         return guilty
+
+
+def fitting(rows: pa.RecordBatch, which: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Set-aside rows with `which` of them made to fit: `\\u0000` for U+0000 in texts, null for their times."""
+    mask = np.zeros(rows.num_rows, dtype=bool)
+    mask[which] = True
+    chosen = pa.array(mask)
+    columns = []
+    for column in rows.columns:
+        if pa.types.is_string(column.type):
+            column = pc.if_else(chosen, _spelled(column), column)
+        elif pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type):
+            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+            offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+            column = pa.ListArray.from_arrays(pa.array(offsets), _spelled(column.flatten()), mask=column.is_null())
+        elif pa.types.is_timestamp(column.type):
+            column = pc.if_else(chosen, pa.scalar(None, column.type), column)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+
+def _spelled(texts: pa.Array) -> pa.Array:
+    return pc.replace_substring(texts, "\x00", "\\u0000")
