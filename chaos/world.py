@@ -258,8 +258,8 @@ class RealWorld:
         for plan in {e.plan["pipeline"]["name"]: e.plan for e in self._engines}.values():
             if not any(s.get("role") == "primary-raw" and s["type"] == "parquet" for s in plan["sinks"]):
                 continue  # its checkpoint commits with the rows, in one transaction
-            holds = {"primary-raw": "hold", "dlq": "hold"}
-            holding = [s["name"] for s in plan["sinks"] if s.get("on_failure", holds.get(s.get("role", ""))) == "hold"]
+            holds = {"quarantine": "isolate"}
+            holding = [s["name"] for s in plan["sinks"] if s.get("on_failure", holds.get(s.get("role", ""), "hold")) == "hold"]
             for source in plan["sources"]:
                 group = source.get("group", plan["pipeline"]["name"])
                 for topic in (t for t in source.get("topics", ()) if not t.startswith("^")):

@@ -384,7 +384,7 @@ def test_columns_are_checked_for_each_source_that_feeds_them(tmp_path: Path) -> 
 def test_defaults_follow_from_the_roles(tmp_path: Path) -> None:
     found = topology(checked(tmp_path, base(sink="  - {name: d, type: parquet, url: out/d}\n")))
     held = {s.name: s.on_failure for s in found.sinks}
-    assert held == {"raw": OnFailure.HOLD, "rejects": OnFailure.HOLD, "aside": OnFailure.ISOLATE, "d": OnFailure.ISOLATE}
+    assert held == {"raw": OnFailure.HOLD, "rejects": OnFailure.HOLD, "aside": OnFailure.ISOLATE, "d": OnFailure.HOLD}
     assert (found.coverage.store, found.coverage.url) == ("objects", str(tmp_path / "out/raw"))
     assert (found.sources[0].group, found.prefix, found.http, found.drain_ms) == ("p", "_twg_", "127.0.0.1:0", 5_000)
 

@@ -593,7 +593,7 @@ class _Planner:
             self.fault(f"{path}.input", "key-not-for-type", what, "Leave it out")
         elif node not in declared:
             self.dangling(f"{path}.input", node, declared)
-        hold = role in (Role.PRIMARY_RAW, Role.DLQ) or (not raw and role is not Role.QUARANTINE)
+        hold = role is not Role.QUARANTINE  # what an isolated sink misses at a crash is a gap: that is to be asked for
         on_failure = OnFailure(said.get("on_failure") or ("hold" if hold else "isolate"))
         self.duties(path, said, role, kind, on_failure, raw)
         table = ""
