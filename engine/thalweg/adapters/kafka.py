@@ -145,6 +145,7 @@ class KafkaConsumer:
         self._touched: set[Place] = set()  # given to us anew in the call under way
         self._again: set[Place] = set()  # what was fetched of these is void; to be read again from `_next`
         self._rejoin = False
+        self._large = True
         self._parked: deque[tuple[Any, asyncio.Future[Any]]] = deque()
         self._token = 0
         self._closing = False
@@ -284,6 +285,7 @@ class KafkaConsumer:
         debug = self._source.options.get("debug", "")
         logger.addHandler(_Log(self._renewed, self._logged if debug else None))
         half = max(1 << 20, self._source.prefetch_bytes // 2)
+        self._large = half >= BATCH_BYTES_MAX // 4  # below, no poll can gather that much
         limits: dict[str, Any] = {
             "queued.max.messages.kbytes": max(1024, half // 1024),
             "fetch.max.bytes": max(1 << 20, min(52_428_800, half)),
@@ -346,7 +348,7 @@ class KafkaConsumer:
         while True:
             some = client.consume(min(poll.records_max - len(messages), 100_000), SLICE_S)
             messages += some
-            if some:
+            if self._large:
                 size += sum(map(len, some))
             if self._token != token or self._failure is not None or len(messages) >= poll.records_max or size > BATCH_BYTES_MAX:
                 return messages
@@ -372,7 +374,7 @@ class KafkaConsumer:
     def _events(self, client: ck.Consumer, messages: list[ck.Message]) -> list[Event]:
         events: list[Event] = []
         marks: list[ck.Message] = []
-        if any(m.error() is not None for m in messages):
+        if any(map(ck.Message.error, messages)):
             marks = [m for m in messages if m.error() is not None]
             messages = [m for m in messages if m.error() is None]
         if messages:
@@ -413,14 +415,13 @@ class KafkaConsumer:
     def _records(self, messages: list[ck.Message]) -> list[Event]:
         one = len(self._source.topics) == 1 and not self._source.topics[0].startswith("^")
         topics = [str(messages[0].topic())] if one else sorted({str(m.topic()) for m in messages})
-        numbers = np.array([m.partition() for m in messages], dtype=np.int64)
+        numbers = _integers(ck.Message.partition, messages)
         if len(topics) > 1:
             index: dict[str | None, int] = {topic: i << 32 for i, topic in enumerate(topics)}
             numbers += np.array([index[m.topic()] for m in messages], dtype=np.int64)
         if (numbers != numbers[0]).any():
-            order = np.argsort(numbers, kind="stable")
-            messages = list(map(messages.__getitem__, order.tolist()))
-            numbers = numbers[order]
+            messages = _grouped(messages, numbers)
+            numbers = np.sort(numbers, kind="stable")
         batch, offsets = _batch(messages)
         edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         events: list[Event] = []
@@ -657,23 +658,37 @@ class KafkaConsumer:
 def _batch(messages: list[ck.Message]) -> tuple[pa.RecordBatch, np.ndarray[Any, np.dtype[np.int64]]]:
     """Messages as one envelope batch. Each list below is one pass over what the client handed over."""
     n = len(messages)
-    offsets = np.array([m.offset() for m in messages], dtype=np.int64)
-    stamps = np.fromiter(chain.from_iterable([m.timestamp() for m in messages]), dtype=np.int64, count=2 * n).reshape(n, 2)
+    offsets = _integers(ck.Message.offset, messages)
+    # Lazily: each pair is freed before the next is made, so no 100,000 of them wake the garbage collector.
+    stamps = np.fromiter(chain.from_iterable(map(ck.Message.timestamp, messages)), dtype=np.int64, count=2 * n).reshape(n, 2)
     types = stamps[:, 0].astype(np.int8)
     absent = types == NO_TIMESTAMP
     times = pa.array(stamps[:, 1], pa.int64(), mask=absent if absent.any() else None).cast(pa.timestamp("ms", tz="UTC"))
-    headers = [m.headers() for m in messages]
-    some = pa.nulls(n, ENVELOPE.field("headers").type) if not any(headers) else pa.array(headers, ENVELOPE.field("headers").type)
-    keys = [m.key() for m in messages]
+    kind = ENVELOPE.field("headers").type
+    headers = pa.array([m.headers() for m in messages], kind) if any(map(ck.Message.headers, messages)) else pa.nulls(n, kind)
+    keys = list(map(ck.Message.key, messages))
     columns = [
         pa.array(offsets),
         times,
         pa.array(types),
-        pa.nulls(n, pa.binary()) if not any(k is not None for k in keys) else _binary(keys),
-        some,
-        _binary([m.value() for m in messages]),
+        pa.nulls(n, pa.binary()) if keys.count(None) == n else _binary(keys),
+        headers,
+        _binary(list(map(ck.Message.value, messages))),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ENVELOPE), offsets
+
+
+def _integers(field: Callable[[ck.Message], int | None], messages: list[ck.Message]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.fromiter(map(field, messages), dtype=np.int64, count=len(messages))
+
+
+def _grouped(messages: list[ck.Message], numbers: np.ndarray[Any, np.dtype[np.int64]]) -> list[ck.Message]:
+    """Messages by number, within a number as they came. A fetch brings them in long runs, so runs are moved, not messages."""
+    edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+    if len(edges) * 8 > len(numbers):
+        return list(map(messages.__getitem__, np.argsort(numbers, kind="stable").tolist()))
+    runs = sorted(pairwise(edges), key=lambda run: (int(numbers[run[0]]), run[0]))
+    return list(chain.from_iterable(messages[low:high] for low, high in runs))
 
 
 def _binary(values: list[bytes | None]) -> pa.BinaryArray:
