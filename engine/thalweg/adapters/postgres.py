@@ -397,14 +397,19 @@ class PostgresTransaction:
             [scope, partition, sink, text],
         )
 
+    async def _be_strict(self) -> None:
+        """Deferred constraints would speak at the commit, where nobody can tell the row. Before the first savepoint, or
+        going back to that would defer them again."""
+        if not self._strict:
+            await self._run("set constraints all immediate")
+            self._strict = True
+
     async def copy(self, table: TableName, rows: pa.RecordBatch) -> None:
         await self._copy(table, _table(table), rows)
 
     async def _copy(self, typed_as: TableName, target: sql.Composable, rows: pa.RecordBatch) -> None:
         database = self._database
-        if not self._strict:  # deferred constraints would speak at the commit, where nobody can tell the row
-            await self._run("set constraints all immediate")
-            self._strict = True
+        await self._be_strict()
         try:
             types = {**await database.column_types(self._connection, typed_as), _ORDINAL: "bigint"}
         except psycopg.Error as error:
@@ -453,6 +458,7 @@ class PostgresTransaction:
         )
 
     async def savepoint(self) -> int:
+        await self._be_strict()
         self._savepoints += 1
         await self._run(sql.SQL("savepoint {}").format(sql.Identifier(f"s{self._savepoints}")))
         return self._savepoints
