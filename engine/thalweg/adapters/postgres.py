@@ -26,7 +26,7 @@ from psycopg import sql, waiting
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 
-from thalweg.core.coverage import RangeSet
+from thalweg.core.coverage import NOTHING, RangeSet
 from thalweg.errors import Ambiguous, DataRefused, Permanent, RowRefusal, RowsRefused, Stale, ThalwegError, Transient
 from thalweg.ports import Capabilities, Compute, TableName, Transaction
 
@@ -35,7 +35,6 @@ RV = TypeVar("RV")
 IDLE_MAX: Final = 8
 CONNECT_S: Final = 5
 CANCEL_S: Final = 1.0
-WRITE_BYTES: Final = 4 << 20
 NAME_BYTES_MAX: Final = 63  # NAMEDATALEN - 1; longer names are cut by the server, with a mere notice
 
 # Nothing waits for ever, on either side: a vanished client must not hold the coverage row that its successor needs.
@@ -382,12 +381,12 @@ class PostgresTransaction:
 
     async def lock_ranges(self, scope: str, partition: str, sink: str) -> RangeSet:
         key = [scope, partition, sink]
-        await self._run(f"insert into {COVERAGE} values (%s, %s, %s, '{{}}') on conflict do nothing", key)
-        found = await self._run(
-            f"select ranges::text from {COVERAGE} where scope = %s and partition = %s and sink = %s for update", key
-        )
-        row = await found.fetchone()
-        return parse_ranges(row[0]) if row else RangeSet()
+        query = f"select ranges::text from {COVERAGE} where scope = %s and partition = %s and sink = %s for update"
+        row = await (await self._run(query, key)).fetchone()
+        if row is None:  # the first time; somebody else may be at it too
+            await self._run(f"insert into {COVERAGE} values (%s, %s, %s, '{{}}') on conflict do nothing", key)
+            row = await (await self._run(query, key)).fetchone()
+        return parse_ranges(row[0]) if row else NOTHING
 
     async def put_ranges(self, scope: str, partition: str, sink: str, ranges: RangeSet) -> None:
         text = "{" + ",".join(f"[{start},{stop})" for start, stop in ranges) + "}"
@@ -397,30 +396,30 @@ class PostgresTransaction:
             [scope, partition, sink, text],
         )
 
-    async def _be_strict(self) -> None:
+    def _strictly(self) -> str:
         """Deferred constraints would speak at the commit, where nobody can tell the row. Before the first savepoint, or
         going back to that would defer them again."""
-        if not self._strict:
-            await self._run("set constraints all immediate")
-            self._strict = True
+        first, self._strict = not self._strict, True
+        return "set constraints all immediate; " if first else ""
 
     async def copy(self, table: TableName, rows: pa.RecordBatch) -> None:
         await self._copy(table, _table(table), rows)
 
     async def _copy(self, typed_as: TableName, target: sql.Composable, rows: pa.RecordBatch) -> None:
         database = self._database
-        await self._be_strict()
+        if strictly := self._strictly():
+            await self._run(strictly)
         try:
             types = {**await database.column_types(self._connection, typed_as), _ORDINAL: "bigint"}
         except psycopg.Error as error:
             raise database.translated(error) from None
-        body = await database._compute.run(lambda: encoded(rows, types, str(typed_as)))
+        pieces = await database._compute.run(lambda: encoded(rows, types, str(typed_as)))
         names = sql.SQL(", ").join(map(sql.Identifier, rows.schema.names))
         statement = sql.SQL("copy {} ({}) from stdin (format binary)").format(target, names)
         try:
             async with self._connection.cursor() as cursor, cursor.copy(statement) as copy:
-                for at in range(0, len(body), WRITE_BYTES):
-                    await copy.write(body[at : at + WRITE_BYTES])
+                for piece in pieces:
+                    await copy.write(piece)
         except psycopg.Error as error:
             known = database.translated(error)
             if isinstance(known, Permanent):
@@ -458,9 +457,8 @@ class PostgresTransaction:
         )
 
     async def savepoint(self) -> int:
-        await self._be_strict()
         self._savepoints += 1
-        await self._run(sql.SQL("savepoint {}").format(sql.Identifier(f"s{self._savepoints}")))
+        await self._run(f"{self._strictly()}savepoint s{self._savepoints}")
         return self._savepoints
 
     async def rollback_to(self, savepoint: int) -> None:
@@ -628,8 +626,11 @@ def _numeric(column: str, kind: pa.DataType) -> pa.DataType:
     return pa.decimal128(38 if pa.types.is_floating(kind) else 20, 0)
 
 
-def encoded(rows: pa.RecordBatch, types: Mapping[str, str], table: str) -> bytes:
-    """`rows` as binary COPY for a table whose columns have `types`. Raises `RowsRefused`, `Permanent` (unknown column)."""
+def encoded(rows: pa.RecordBatch, types: Mapping[str, str], table: str) -> tuple[bytes, ...]:
+    """`rows` as binary COPY for a table whose columns have `types`; in pieces, for joining them would copy them all.
+
+    Raises `RowsRefused`, `Permanent` (unknown column).
+    """
     refused: dict[int, RowRefusal] = {}
     columns: list[pa.Array] = []
     fields: list[pa.Field] = []
@@ -644,7 +645,7 @@ def encoded(rows: pa.RecordBatch, types: Mapping[str, str], table: str) -> bytes
         raise RowsRefused([refused[row] for row in sorted(refused)], where=f"table {table}")
     batch = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
     encoder = ArrowToPostgresBinaryEncoder(batch.schema)
-    return b"".join((encoder.write_header(), encoder.write_batch(batch), encoder.finish()))
+    return encoder.write_header(), encoder.write_batch(batch), encoder.finish()
 
 
 def _cast(name: str, column: pa.Array, target: str, refused: dict[int, RowRefusal]) -> pa.Array:
