@@ -1,10 +1,13 @@
 """The consumer port's conformance machine: generated lives of a group, and what must hold in each of them.
 
-A script is a list of steps: a member joins, leaves, closes without leaving, stands still for a while; records are
-produced. Each member is served by the plainest owner there can be: it starts where the group's commits say, commits what
-it was given, answers every token. While it runs, and at the end, the rules of the port are checked:
+A script is a list of steps: a member joins, leaves, closes without leaving, stands still (for longer than the group bears,
+too), pauses its partitions; records are produced, in transactions that commit or abort where there are any. Each member is
+served by the plainest owner there can be: it starts where the group's commits say, commits what it was given, answers every
+token. While it runs, and at the end, the rules of the port are checked:
 
 - the records of one ownership continue each other without a hole, from the cursor given to `start`;
+- each claimed interval holds exactly the log's visible records of that interval, byte for byte: markers and aborted records
+  lie inside claims, and everything else is there;
 - between a token and its completion come no records, but for those polled in the same call as the event;
 - after `release` or `Lost` nothing of the partition comes until it is assigned anew;
 - a refused commit changes nothing: who was refused goes on receiving;
@@ -30,14 +33,16 @@ from thalweg.core.batch import Cursor, KafkaCursor, Partition
 from thalweg.errors import Ambiguous, RefusedNow, Transient
 from thalweg.ports import Assigned, LogConsumer, Lost, Position, Records, Revoked
 
-Kind = Literal["join", "leave", "close", "still", "produce", "settle"]
+Kind = Literal["join", "leave", "close", "still", "pause", "produce", "commit", "abort", "settle"]
+How = Literal["produce", "commit", "abort"]
 
 
 @dataclass(frozen=True)
 class Step:
     """`which` picks a member (modulo those alive), `amount` is records to produce or seconds to stand still.
 
-    `settle` waits until every member alive has heard what it is assigned, nothing included.
+    `commit` and `abort` produce within a transaction that ends so; `settle` waits until every member alive has heard what it
+    is assigned, nothing included.
     """
 
     kind: Kind
@@ -46,13 +51,17 @@ class Step:
 
 
 MEMBERS_MAX = 5
+ZOMBIE_S = 6
+"""Longer than the group waits for a member that polls nothing: set its `max.poll.interval.ms` below."""
 
 SCRIPTS = st.lists(
     st.one_of(
         st.builds(Step, st.just("join")),
         st.builds(Step, st.just("leave"), st.integers(0, 3)),
         st.builds(Step, st.just("close"), st.integers(0, 3)),
-        st.builds(Step, st.just("still"), st.integers(0, 3), st.integers(1, 2)),
+        st.builds(Step, st.just("still"), st.integers(0, 3), st.sampled_from([1, ZOMBIE_S])),
+        st.builds(Step, st.just("pause"), st.integers(0, 3)),
+        st.builds(Step, st.sampled_from(["commit", "abort"]), amount=st.integers(1, 20)),
         st.builds(Step, st.just("produce"), amount=st.integers(1, 400)),
     ),
     min_size=3,
@@ -65,7 +74,8 @@ class Outside:
     """What a script runs against: a fresh topic and group, by three functions."""
 
     member: Callable[[], LogConsumer]
-    produce: Callable[[int], Awaitable[Mapping[int, int]]]  # so many records; log ends by partition number afterwards
+    produce: Callable[[int, How], Awaitable[Mapping[int, int]]]  # so many records; log ends by partition number afterwards
+    visible: Callable[[], Mapping[int, Mapping[int, bytes]]]  # partition, offset, value that a reader must see
     stored: Callable[[], Awaitable[Mapping[int, int]]]  # the group's commits by partition number, read by somebody else
 
 
@@ -79,6 +89,7 @@ class Seen:
 
     events: Counter[str] = field(default_factory=Counter)
     claims: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    rows: list[tuple[int, int, int, dict[int, bytes]]] = field(default_factory=list)  # partition, start, stop, value by offset
 
 
 class Member:
@@ -89,6 +100,7 @@ class Member:
         self.at: dict[Partition, int] = {}
         self.leaving = self.ended = self.heard = False
         self.still_s = 0
+        self.pausing = False
         self.refused: set[Partition] = set()
         self.task: asyncio.Task[None] | None = None
 
@@ -98,6 +110,14 @@ class Member:
             if self.still_s:
                 seconds, self.still_s = self.still_s, 0
                 await asyncio.sleep(seconds)
+                await self._commit()  # a zombie's: it does not know yet
+            if self.pausing:
+                self.pausing = False
+                parts = sorted(self.at)
+                await self.consumer.pause(parts)
+                self.seen.events["paused"] += 1
+                await asyncio.sleep(0.2)
+                await self.consumer.resume(parts)
             if self.leaving and not asked:
                 asked = True
                 await self.consumer.leave()
@@ -147,6 +167,8 @@ class Member:
         if event.start.next != self.at[event.part]:
             raise Broken(f"{self.name}: partition {event.part.number} went from {self.at[event.part]} to {event.start.next}")
         positions = event.batch.column("position").to_pylist()
+        values = dict(zip(positions, event.batch.column("value").to_pylist(), strict=True))
+        self.seen.rows.append((event.part.number, event.start.next, event.stop.next, values))
         if positions != sorted(set(positions)) or not all(event.start.next <= p < event.stop.next for p in positions):
             raise Broken(f"{self.name}: positions {positions[:3]}… outside [{event.start.next}, {event.stop.next})")
         self._claim(event.part, event.stop.next)
@@ -158,6 +180,8 @@ class Member:
         if event.part in self.at:
             if event.at.next < self.at[event.part]:
                 raise Broken(f"{self.name}: partition {event.part.number} went back to {event.at.next}")
+            self.seen.rows.append((event.part.number, self.at[event.part], event.at.next, {}))
+            self.seen.events["positions"] += event.at.next > self.at[event.part]
             self._claim(event.part, event.at.next)
 
     def _claim(self, part: Partition, stop: int) -> None:
@@ -173,6 +197,7 @@ class Member:
         at: dict[Partition, Cursor] = {p: stored[p] or KafkaCursor(0) for p in event.parts}
         if any(part in self.at for part in event.parts):
             raise Broken(f"{self.name} was assigned what it owns")
+        await self._nothing_comes()
         await self.consumer.start(event.token, at)
         self.at.update({part: cursor.next for part, cursor in at.items()})
 
@@ -181,9 +206,23 @@ class Member:
         if strange := [p for p in event.parts if p not in self.at]:
             raise Broken(f"{self.name} was revoked {strange}, which it does not own")
         await self._commit()
+        await self._nothing_comes()
         await self.consumer.release(event.token)
         for part in event.parts:
             del self.at[part]
+
+    async def _nothing_comes(self) -> None:
+        """A token is open: a poll may wait or bring other events, but no records."""
+        if self.seen.events["assigned"] % 2:
+            return
+        poll = asyncio.ensure_future(self.consumer.poll(100, 0.05))
+        await asyncio.wait({poll}, timeout=0.05)
+        self.seen.events["polls with a token open"] += 1
+        if not poll.done():
+            poll.cancel()
+            await asyncio.gather(poll, return_exceptions=True)
+        elif (events := poll.result()) and any(isinstance(e, Records) for e in events):
+            raise Broken(f"{self.name} got records while a token was open")
 
     async def _commit(self) -> None:
         if not self.at:
@@ -217,7 +256,7 @@ async def live(script: Sequence[Step], outside: Outside, within_s: float) -> See
             if member.task is not None and member.task.done() and not member.task.cancelled():
                 member.task.result()
 
-    ends = await outside.produce(50)
+    ends = await outside.produce(50, "produce")
     join()
     try:
         async with asyncio.timeout(within_s):
@@ -226,8 +265,8 @@ async def live(script: Sequence[Step], outside: Outside, within_s: float) -> See
                 some = alive()
                 if step.kind == "join" and len(some) < MEMBERS_MAX:
                     join()
-                elif step.kind == "produce":
-                    ends = await outside.produce(step.amount)
+                elif step.kind in ("produce", "commit", "abort"):
+                    ends = await outside.produce(step.amount, step.kind)
                 elif step.kind == "settle":
                     while not all(m.heard for m in alive()):
                         checked()
@@ -236,6 +275,8 @@ async def live(script: Sequence[Step], outside: Outside, within_s: float) -> See
                     some[step.which % len(some)].leaving = True
                 elif some and step.kind == "still":
                     some[step.which % len(some)].still_s = step.amount
+                elif some and step.kind == "pause":
+                    some[step.which % len(some)].pausing = True
                 elif some and step.kind == "close":
                     gone = some[step.which % len(some)]
                     gone.ended = True
@@ -246,9 +287,10 @@ async def live(script: Sequence[Step], outside: Outside, within_s: float) -> See
                 await asyncio.sleep(0.5)  # let the group begin to react; what it makes of it is checked, not awaited
             while len(alive()) < 2:
                 join()
-            ends = await outside.produce(50)
+            ends = await outside.produce(50, "produce")
             while dict(await outside.stored()) != dict(ends):
                 checked()
+                ends = await outside.produce(0, "produce")  # a transaction's markers may be written after its end was answered
                 await asyncio.sleep(0.1)
     except TimeoutError:
         raise Broken(f"not drained: committed {await outside.stored()} of {ends} after {dict(seen.events)}") from None
@@ -262,6 +304,12 @@ async def live(script: Sequence[Step], outside: Outside, within_s: float) -> See
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
     checked()
+    visible = outside.visible()
+    for number, start, stop, values in seen.rows:
+        there = {at: value for at, value in visible[number].items() if start <= at < stop}
+        if values != there:
+            wrong = sorted(set(values.items()) ^ set(there.items()))[:3]
+            raise Broken(f"partition {number}: [{start}, {stop}) holds {len(there)} records, {len(values)} came; wrong {wrong}")
     for number, end in ends.items():
         reach = 0
         for start, stop in sorted(seen.claims.get(number, [])):
