@@ -104,6 +104,42 @@ def lander_of(database: Any, **more: Any) -> TableLander:
     return TableLander(database, Sink("dest", "postgres", Role.DESTINATION, OnFailure.HOLD, table="dest", **more), "p", PREFIX)
 
 
+async def test_an_owner_waits_for_the_one_before_and_finds_its_range_covered(dsn: str) -> None:
+    async with opened(dsn) as one, opened(dsn) as two:
+        lander = lander_of(two)
+        await lander.land(chunk(frame(0, ["a"])))
+        async with one.transaction() as zombie:
+            assert await zombie.lock_ranges("p", PART.slug, "dest") == RangeSet([(0, 1)])
+            task = asyncio.create_task(lander.land(chunk(frame(1, ["mine", "c"]))))
+            while not asked(
+                dsn, "select 1 from pg_stat_activity where application_name = 'thalweg' and wait_event_type = 'Lock'"
+            ):
+                assert not task.done()
+                await asyncio.sleep(0)
+            rows = pa.record_batch({"v": ["theirs"], f"{PREFIX}source_offset": [1]})
+            await zombie.copy(TableName("", "dest"), rows)
+            await zombie.put_ranges("p", PART.slug, "dest", RangeSet([(1, 2)]))
+            await zombie.commit()
+        await task
+    assert asked(dsn, "select v from dest order by _twg_source_offset") == [("a",), ("theirs",), ("c",)]
+
+
+async def test_a_chunk_without_rows_claims_its_range(dsn: str) -> None:
+    async with opened(dsn) as database:
+        lander = lander_of(database)
+        await lander.land(chunk(frame(0, ["a", "b"]).without(np.array([0, 1]))))
+        assert await lander.found(PART, 0, NOTHING) == RangeSet([(0, 2)])
+    assert asked(dsn, "select count(*) from dest") == [(0,)]
+
+
+async def test_three_owners_at_once_on_an_empty_database(dsn: str) -> None:
+    async with opened(dsn) as one, opened(dsn) as two, opened(dsn) as three:
+        landers = [lander_of(database) for database in (one, two, three)]
+        await asyncio.gather(*(lander.land(chunk(frame(i, ["x"] * 40))) for i, lander in enumerate(landers)))
+    assert asked(dsn, "select _twg_source_offset from dest order by 1") == [(i,) for i in range(42)]
+    assert asked(dsn, "select ranges::text from _thalweg_coverage") == [("{[0,42)}",)]
+
+
 async def test_numbers_reach_a_numeric_column_unaltered(dsn: str) -> None:
     assert await sent(dsn, "numeric(10,2)", pa.array([5, -7, None], pa.int64())) == [Decimal(5), Decimal(-7), None]
     assert await sent(dsn, "numeric(10,2)", pa.array([19.99, 0.1, 5.0])) == [Decimal("19.99"), Decimal("0.1"), 5]
@@ -338,6 +374,21 @@ def database_told(database: PostgresDatabase, error: psycopg.Error, committing: 
         return database.translated(error, committing)
 
     return asyncio.run(inside())
+
+
+async def test_what_breaks_while_a_call_is_cancelled_is_no_failure_to_retry() -> None:
+    """If this is false, a channel that was told to stop sees a lost connection, and tries again for ever."""
+    database = PostgresDatabase("host=h", InlineCompute())
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            database.translated(psycopg.OperationalError("gone"))
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(0)
+    finally:
+        task.uncancel()
 
 
 async def test_a_failed_transaction_is_not_taken_for_committed(dsn: str) -> None:

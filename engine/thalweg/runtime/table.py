@@ -177,23 +177,29 @@ class TableLander:
         return None
 
     async def _halved(self, transaction: Transaction, rows: pa.RecordBatch, which: npt.NDArray[np.int64]) -> list[RowRefusal]:
-        """Left to right, keeping what was taken, so that a duplicate is blamed and not its first occurrence."""
+        """Left to right, keeping what was taken, so that a duplicate is blamed and not its first occurrence.
+
+        A row the server names is set apart at once, so even a chunk of nothing but guilty rows costs one try a row.
+        """
         guilty: list[RowRefusal] = []
         spans = [which]
+        savepoint = await transaction.savepoint()
         while spans:
             span = spans.pop()
-            savepoint = await transaction.savepoint()
             refused = await self._tried(transaction, rows, span)
-            if refused is not None:
-                await transaction.rollback_to(savepoint)
-            await transaction.release(savepoint)
             if refused is None:
+                await transaction.release(savepoint)
+                savepoint = await transaction.savepoint()
                 continue
-            if len(span) == 1:
-                guilty.append(RowRefusal(int(span[0]), refused.code, refused.what))
+            await transaction.rollback_to(savepoint)
+            at = 0 if len(span) == 1 else refused.row
+            if 0 <= at < len(span):
+                guilty.append(RowRefusal(int(span[at]), refused.code, refused.what))
+                before, after = span[:at], span[at + 1 :]
             else:
-                middle = len(span) // 2
-                spans += [span[middle:], span[:middle]]
+                before, after = span[:0], span
+            middle = len(after) // 2
+            spans += [part for part in (after[middle:], after[:middle], before) if len(part)]
         return guilty
 
 
