@@ -287,6 +287,16 @@ async def test_a_set_aside_row_always_fits(dsn: str) -> None:
     assert got == [("a\\u0000b", ["k\\u0000"], [b"\x00"], True, b"p"), ("fine", ["k"], [None], False, b"p")]
 
 
+def test_a_row_of_an_arrow_source_is_shown_whatever_it_holds() -> None:
+    payload = pa.array([{"t": 2**60, "a": 1}, {"t": 0, "a": None}], pa.struct([("t", pa.timestamp("us")), ("a", pa.int8())]))
+    envelope = frame(0, ["a", "b"]).envelope.drop_columns(["value"]).append_column("payload", payload)
+    rows = dlq_rows(PREFIX, PART, envelope, Refusals.of([(0, "x", "", ""), (1, "x", "", "")]), "decode")
+    assert rows.column(f"{PREFIX}payload").to_pylist() == [
+        b"{'t': 1152921504606846976, 'a': 1}",
+        b"{'t': datetime.datetime(1970, 1, 1, 0, 0), 'a': None}",
+    ]
+
+
 async def test_names_too_long_for_the_server(dsn: str) -> None:
     async with opened(dsn) as database:
         with pytest.raises(Permanent, match=r"at most 63 bytes.*Rename it"):

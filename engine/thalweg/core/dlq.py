@@ -54,6 +54,16 @@ def _parallel(headers: pa.ListArray) -> tuple[pa.Array, pa.Array]:
     return tuple(pa.ListArray.from_arrays(at, structs.field(i), mask=mask) for i in (0, 1))
 
 
+def _readable(value: pa.Scalar) -> str:
+    """A value in words. Arrow holds years and zones that Python's own types do not: those show as the number they are."""
+    try:
+        return repr(value.as_py())
+    except (ValueError, OverflowError, KeyError):
+        if pa.types.is_struct(value.type):
+            return "{" + ", ".join(f"{name!r}: {_readable(inner)}" for name, inner in value.items()) + "}"
+        return repr(value.value) if hasattr(value, "value") else f"<{value.type}>"
+
+
 def dlq_rows(
     prefix: str,
     partition: Partition,
@@ -69,8 +79,8 @@ def dlq_rows(
     keys, values = _parallel(rows.column("headers"))
     if "value" in rows.schema.names:
         payload = rows.column("value")
-    else:  # a source that was Arrow already: its columns, as one IPC-free, readable line of JSON per row
-        payload = pa.array([repr(v).encode() for v in rows.column("payload").to_pylist()], pa.binary())
+    else:  # a source that was Arrow already: its columns, as one readable line per row
+        payload = pa.array([_readable(v).encode() for v in rows.column("payload")], pa.binary())
     columns = [
         record_ids(partition, positions),
         pa.repeat(pa.scalar(partition.topic, pa.string()), n),
