@@ -225,6 +225,8 @@ async def test_leave_is_answered_then_nothing_comes(cluster: tuple[ck.Producer, 
 
 
 async def test_close_answers_everybody_and_comes_twice(cluster: tuple[ck.Producer, str], topic: str) -> None:
+    cluster[0].produce(topic, b"x")  # or the cluster says, sooner or later, that there is no such topic
+    assert cluster[0].flush(20) == 0
     consumer = KafkaConsumer(source(cluster, topic), report=silent)
     poll = asyncio.ensure_future(consumer.poll(10, 30.0))
     await asyncio.sleep(0)

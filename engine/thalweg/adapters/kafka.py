@@ -317,6 +317,8 @@ class KafkaConsumer:
             self._actor.reply(future, error=self._translated(error.args[0], "request"))
         except RuntimeError as error:  # the client is closed
             self._actor.reply(future, error=Permanent(str(error), where=self._where))
+        except Exception as error:  # a fault of ours must reach the caller, not end the thread that others wait for
+            self._actor.reply(future, error=Permanent(f"fault in the Kafka adapter: {error!r}", where=self._where))
         else:
             self._actor.reply(future, result)
 
