@@ -70,7 +70,7 @@ async def until(
 ) -> list[Event]:
     """Poll, start at `at`, release when asked, until `enough`."""
     seen: list[Event] = []
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(30):
         while not enough(seen):
             for event in await consumer.poll(1000, 0.3):
                 seen.append(event)
@@ -251,7 +251,7 @@ async def test_broker_that_is_not_there_is_reported(topic: str) -> None:
     reports: list[str] = []
     made = Source("s", "kafka", "c", CodecPlan("bytes"), (topic,), topic, options={"bootstrap.servers": "127.0.0.1:1"})
     async with member(made, report=lambda event, **fields: reports.append(f"{event} {fields}")) as consumer:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(20):
             while not any("kafka.error" in r for r in reports):
                 assert await consumer.poll(10, 0.3) == []
     assert len(reports) <= 4  # each once, not at each attempt
