@@ -30,6 +30,9 @@ REFUSED = {
     "SELECT a FROM source; SELECT a FROM source": ("sql-not-select", 1, 21),
     "SELECT a FROM other": ("sql-unknown-table", 1, 15),
     "SELECT 1 AS one": ("sql-unknown-table", 1, 1),
+    "SELECT unnest(a) AS x FROM source": ("sql-unnest", 1, 8),
+    "FROM source SELECT a": ("sql-not-select", 1, 1),
+    "SELECT a FROM source TABLESAMPLE BERNOULLI (50)": ("sql-volatile", 1, 22),
     "SELECT now() AS t FROM source": ("sql-volatile", 1, 8),
     "SELECT current_date AS t FROM source": ("sql-volatile", 1, 8),
     "SELECT random() AS t FROM source": ("sql-volatile", 1, 8),
@@ -62,6 +65,7 @@ def test_every_problem_is_reported_at_once() -> None:
 FINE = {
     "SELECT a FROM source": 'SELECT a , "{o}" FROM source',
     "SELECT a FROM source WHERE a > 1;": 'SELECT a , "{o}" FROM source WHERE a > 1',
+    "SELECT a FROM source; -- FROM x": 'SELECT a , "{o}" FROM source',
     "select a\n-- FROM here\nfrom source": 'select a\n-- FROM here\n, "{o}" from source',
     "SELECT 'x FROM y' AS t FROM source": "SELECT 'x FROM y' AS t , \"{o}\" FROM source",
     'SELECT "FROM" FROM source': 'SELECT "FROM" , "{o}" FROM source',

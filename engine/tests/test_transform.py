@@ -149,6 +149,12 @@ def test_strongest_verdict_wins_and_the_first_rule_of_it_names_the_row() -> None
         (pa.array([Decimal("1.10"), Decimal("1.11"), None]), None, 1.1, [0, 2]),
         (pa.array([datetime(2020, 1, 1, tzinfo=UTC), datetime(2021, 1, 1, tzinfo=UTC)]), "2020-06-01T00:00:00Z", None, [1]),
         (pa.array(["a", "m", "z", None]), "b", "n", [1, 3]),
+        (pa.array([2**60 + 1, 1, 2, None], pa.int64()), 1.5, None, [0, 2, 3]),
+        (pa.array([2**53 + 1, 2**53], pa.int64()), None, float(2**53), [1]),
+        (pa.array([2**63 + 1, 0], pa.uint64()), 1, None, [0]),
+        (pa.array([1, None], pa.int64()), None, 2**64, [0, 1]),
+        (pa.array([1, None], pa.int64()), 2**64, None, [1]),
+        (pa.array([Decimal(5), Decimal(0), None], pa.decimal128(38, 0)), 0.5, 10**40, [0, 2]),
     ],
 )
 def test_ranges_over_types(column: pa.Array, low: object, high: object, kept: list[int]) -> None:
@@ -177,3 +183,9 @@ def test_schemas_and_faults_before_any_row() -> None:
     assert known["good"] == pa.schema([("b", pa.int64())])
     assert "nope" in faults["bad"]
     assert "boolean" in faults["p"]
+
+
+def test_several_rows_for_one_never_get_a_wrong_origin() -> None:
+    rows = pa.record_batch({"l": pa.array([[1, 2], []], pa.list_(pa.int64()))})
+    with pytest.raises(Permanent, match="several rows for one"):
+        run(rows, SqlNode("n", "records", "SELECT unnest(l) AS x FROM source"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -46,6 +46,32 @@ def bound(value: float | int | str, kind: pa.DataType) -> pa.Scalar:
         raise ValueError(f"{value!r} is no {kind}: {error}") from None
 
 
+EXACT: Final = Context(prec=400)  # enough for any double, and for any decimal256
+
+
+def _beyond(column: pa.Array, value: float | int | str, low: bool) -> Any:
+    """Where `column` lies below (`low`) or above `value`; null where it is null.
+
+    Arrow compares an integer with a double, or two decimals, in a type common to both, and raises when a *value* does
+    not fit it. So the end is moved to the nearest number within the range that the column's own type can hold.
+    """
+    kind = column.type
+    compare = pc.less if low else pc.greater
+    if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
+        return compare(column, bound(value, kind))
+    try:
+        end = Decimal(str(value))
+        if not end.is_infinite():
+            unit = Decimal(1).scaleb(-kind.scale if pa.types.is_decimal(kind) else 0)
+            end = end.quantize(unit, ROUND_CEILING if low else ROUND_FLOOR, EXACT)
+            return compare(column, pa.scalar(end if pa.types.is_decimal(kind) else int(end), kind))
+    except (pa.ArrowInvalid, OverflowError):
+        pass  # beyond all that the type can hold
+    except ArithmeticError as error:
+        raise ValueError(f"{value!r} is no {kind}: {error}") from None
+    return pa.array(np.full(len(column), (end > 0) == low))
+
+
 def broken_by(rule: Rule, rows: pa.RecordBatch, held: pa.BooleanArray | None) -> pa.BooleanArray:
     """True where a row breaks `rule`, no nulls. `held` is the value of its SQL predicate, where it has one."""
     if rule.sql is not None:
@@ -61,12 +87,12 @@ def broken_by(rule: Rule, rows: pa.RecordBatch, held: pa.BooleanArray | None) ->
         return pc.and_(pc.invert(pc.is_in(column, value_set=values)), column.is_valid())
     bad: Any = pa.array(np.zeros(rows.num_rows, dtype=bool))
     if rule.minimum is not None:
-        bad = pc.or_(bad, pc.fill_null(pc.less(column, bound(rule.minimum, column.type)), False))
+        bad = pc.or_(bad, pc.fill_null(_beyond(column, rule.minimum, low=True), False))
     if rule.maximum is not None:
-        bad = pc.or_(bad, pc.fill_null(pc.greater(column, bound(rule.maximum, column.type)), False))
+        bad = pc.or_(bad, pc.fill_null(_beyond(column, rule.maximum, low=False), False))
     if pa.types.is_floating(column.type):
         bad = pc.or_(bad, pc.fill_null(pc.is_nan(column), False))
-    return bad
+    return pc.and_(bad, column.is_valid())
 
 
 def judge(rules: Sequence[Rule], rows: pa.RecordBatch, predicates: Mapping[str, pa.BooleanArray]) -> Judged:

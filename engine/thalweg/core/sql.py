@@ -42,6 +42,7 @@ VOLATILE: Final = frozenset(
         " input_file_name file_row_index"
     ).split()
 )
+SEVERAL_ROWS: Final = frozenset(("explode", "generate_subscripts", "unnest"))
 BARE_VOLATILE: Final = frozenset(("current_date current_time current_timestamp localtime localtimestamp").split())
 
 
@@ -65,7 +66,8 @@ def _parsed(sql: str) -> list[exp.Expression]:
     first: SqlglotError | None = None
     for dialect in DIALECTS:
         try:
-            return [s for s in sqlglot.parse(sql, read=dialect or None) if s is not None]  # type: ignore[misc]
+            parsed = sqlglot.parse(sql, read=dialect or None)
+            return [s for s in parsed if s is not None and not isinstance(s, exp.Semicolon)]  # type: ignore[misc]
         except SqlglotError as error:
             first = first or error
     assert first is not None
@@ -130,6 +132,9 @@ def problems_of(sql: str, known_tables: frozenset[str] = frozenset({SOURCE})) ->
             add(token, "sql-aggregate", f"{name}() looks at more than one row", ROW_WISE)
         elif name in WINDOWS:
             add(token, "sql-window", f"{name}() looks at more than one row", ROW_WISE)
+        elif name in SEVERAL_ROWS:
+            what = f"{name}() makes several rows of one, and they could not be told apart"
+            add(token, "sql-unnest", what, "Use a transform of type unnest")
         elif name in VOLATILE:
             what = f"{name} differs from run to run, so a replay would give other rows"
             add(token, "sql-volatile", what, f"Use a column of the record instead of {name}")
@@ -153,6 +158,10 @@ def problems_of(sql: str, known_tables: frozenset[str] = frozenset({SOURCE})) ->
             "Write one SELECT … FROM source",
         )
         return sorted(out)
+    if tokens[0].token_type is TokenType.FROM:
+        add(tokens[0], "sql-not-select", "FROM comes before SELECT", "Write one SELECT … FROM source")
+    if any(True for _ in root.find_all(exp.TableSample)):
+        add(find.word("TABLESAMPLE", "TABLE_SAMPLE"), "sql-volatile", "a sample differs from run to run", "Leave TABLESAMPLE out")
     ctes = {cte.alias for cte in root.find_all(exp.CTE)}
     for select in root.find_all(exp.Select):
         _check_select(select, find, add, known_tables | ctes)

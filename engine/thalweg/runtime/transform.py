@@ -109,6 +109,10 @@ class Transform:
             outcome.refused.append(_refused(f"transform:{node.name}", given, indices, [d for _, d in failures]))
         table = _plain(pa.concat_tables(tables))
         ordinals = table.column(ORDINAL).combine_chunks().to_numpy()
+        if (ordinals[1:] <= ordinals[:-1]).any():  # what the check does not know of; a wrong origin would be a wrong identity
+            raise Permanent(
+                f"the SQL of {node.name} gives several rows for one, or in another order", where=f"transform {node.name}"
+            )
         batch = _one_batch(table.drop_columns([ORDINAL]))
         if len(ordinals) == n and not failures:
             return NodeRows(batch, given.origin, given.child)
