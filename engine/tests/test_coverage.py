@@ -100,6 +100,18 @@ def test_document_comes_back_as_it_was_stored(document: Document) -> None:
         b'{"format":"thalweg-coverage/1","partition":"p","version":1,"base":0,"sinks":{"raw":[[5,1]]},"explained":{}}',
         b'{"format":"thalweg-coverage/1","partition":"p","version":1,"base":0,"sinks":[],"explained":{}}',
         b"[" * 100_000,
+        *(
+            b'{"format":"thalweg-coverage/1","partition":%s,"version":%s,"base":%s,"sinks":%s,"explained":{}}' % some
+            for some in (
+                (b'"p"', b"1", b"0", b'{"raw":[[1.9,2.1]]}'),  # cut to [1,2) it would claim what was never written
+                (b'"p"', b"1", b"0", b'{"raw":["12"]}'),
+                (b'"p"', b"1", b"0", b'{"raw":[[true,5]]}'),
+                (b'"p"', b"1", b"1e400", b"{}"),
+                (b'"p"', b"1", b"0.5", b"{}"),
+                (b'"p"', b"1.5", b"0", b"{}"),
+                (b"null", b"1", b"0", b"{}"),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_damaged_document_is_named_and_never_guessed(body: bytes) -> None:

@@ -188,15 +188,25 @@ class Document:
             found = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
             raise ValueError(f"coverage document has format {found!r}, expected {FORMAT!r}")
         try:
+            partition, base = raw["partition"], raw["base"]
+            if not isinstance(partition, str):
+                raise TypeError(f"partition is {partition!r}")
             return cls(
-                str(raw["partition"]),
-                int(raw["version"]),
-                None if raw["base"] is None else int(raw["base"]),
-                {str(k): RangeSet((int(a), int(b)) for a, b in v) for k, v in raw["sinks"].items()},
-                {str(k): RangeSet((int(a), int(b)) for a, b in v) for k, v in raw["explained"].items()},
+                partition,
+                _whole(raw["version"]),
+                None if base is None else _whole(base),
+                {str(k): RangeSet((_whole(a), _whole(b)) for a, b in v) for k, v in raw["sinks"].items()},
+                {str(k): RangeSet((_whole(a), _whole(b)) for a, b in v) for k, v in raw["explained"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"coverage document is damaged: {error!r}") from None
+
+
+def _whole(value: object) -> int:
+    """A position as it stands. Rounding one that is damaged could claim what was never written."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
 
 
 def _union(one: Mapping[str, RangeSet], other: Mapping[str, RangeSet]) -> dict[str, RangeSet]:
