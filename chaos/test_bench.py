@@ -31,7 +31,7 @@ def test_ratios_are_of_the_contenders_they_name() -> None:
     assert figures["ratios"] == {
         "thalweg / bare limit, json": 0.5,
         "thalweg / best peer (dlt)": 2.0,
-        "share of client CPU for raw and its coverage": 0.25,
+        "share of client CPU, with raw against coverage in Postgres alone": 0.25,
     }
     assert figures["failed"] == {"pathway": "it needs a network"}
 

@@ -256,7 +256,9 @@ def report(contenders: Sequence[Contender], records: int) -> dict[str, object]:
         best = max(peers, key=peers.__getitem__)
         ratios[f"thalweg / best peer ({best})"] = rates["thalweg-json"] / peers[best]
     if {"thalweg-json", "thalweg-json-no-raw"} <= set(rates):
-        ratios["share of client CPU for raw and its coverage"] = raw_share(rates["thalweg-json"], rates["thalweg-json-no-raw"])
+        ratios["share of client CPU, with raw against coverage in Postgres alone"] = raw_share(
+            rates["thalweg-json"], rates["thalweg-json-no-raw"]
+        )
     out["ratios"] = {name: round(value, 3) for name, value in ratios.items()}
     return out
 
