@@ -22,7 +22,7 @@ def test_ratios_are_of_the_contenders_they_name() -> None:
     everyone = [
         _contender("bare-json", (2.0,), 1.0),
         _contender("thalweg-json", (3.0,), 1.0),
-        _contender("thalweg-json-no-raw", (2.5,), 1.0),
+        _contender("thalweg-json-hollow", (2.5,), 1.0),
         _contender("quix", (11.0,), 1.0),
         _contender("dlt", (5.0,), 1.0),
         Contender("pathway", failure="it needs a network"),
@@ -31,7 +31,7 @@ def test_ratios_are_of_the_contenders_they_name() -> None:
     assert figures["ratios"] == {
         "thalweg / bare limit, json": 0.5,
         "thalweg / best peer (dlt)": 2.0,
-        "share of client CPU, with raw against coverage in Postgres alone": 0.25,
+        "share of client CPU for raw and coverage": 0.25,
     }
     assert figures["failed"] == {"pathway": "it needs a network"}
 
