@@ -109,6 +109,10 @@ class Air(Protocol):
         """Whether the node still is. What it sent before may yet arrive."""
         ...
 
+    def awake(self, node: str) -> bool:
+        """Whether its process runs now: alive, and not stopped by its scheduler."""
+        ...
+
     def fate(self, effect: str, operation: str) -> Fate:
         """What becomes of an effect, asked once for each, at the instant at which it would be applied.
 
@@ -144,6 +148,9 @@ class Calm:
         return False
 
     def alive(self, node: str) -> bool:
+        return True
+
+    def awake(self, node: str) -> bool:
         return True
 
     def fate(self, effect: str, operation: str) -> Fate:

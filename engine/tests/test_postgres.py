@@ -208,7 +208,7 @@ def sink(**more: Any) -> Sink:
 
 async def test_ranges_land_exactly_once_whatever_the_borders(dsn: str) -> None:
     async with opened(dsn) as database:
-        lander = TableLander(database, sink(), "p", "_twg_")
+        lander = TableLander(database, InlineCompute(), sink(), "p", "_twg_")
         await lander.land(chunk(frame(0, ["a", "b"]), frame(2, ["c", "d"])))
         await lander.land(chunk(frame(1, ["b", "c", "d", "e"])))
         await lander.land(chunk(frame(8, ["x"])))
@@ -220,7 +220,7 @@ async def test_ranges_land_exactly_once_whatever_the_borders(dsn: str) -> None:
 
 async def test_two_owners_at_once_write_each_row_once(dsn: str) -> None:
     async with opened(dsn) as one, opened(dsn) as two:
-        landers = [TableLander(database, sink(), "p", "_twg_") for database in (one, two)]
+        landers = [TableLander(database, InlineCompute(), sink(), "p", "_twg_") for database in (one, two)]
         await landers[0].land(chunk(frame(0, ["first"])))
         work = [lander.land(chunk(frame(1, [f"v{i}" for i in range(500)]))) for lander in landers]
         await asyncio.gather(*work)
@@ -229,7 +229,7 @@ async def test_two_owners_at_once_write_each_row_once(dsn: str) -> None:
 
 async def test_nothing_of_an_uncommitted_chunk_stays(dsn: str) -> None:
     async with opened(dsn) as database:
-        lander = TableLander(database, sink(), "p", "_twg_")
+        lander = TableLander(database, InlineCompute(), sink(), "p", "_twg_")
         await lander.land(chunk(frame(0, ["a"])))
         async with database.transaction() as transaction:
             have = await transaction.lock_ranges("p", PART.slug, "dest")
@@ -242,7 +242,7 @@ async def test_one_nul_in_a_thousand_is_refused_alone(dsn: str) -> None:
     values = [f"v{i}" for i in range(1_000)]
     values[417] = "a\x00b"
     async with opened(dsn) as database:
-        lander = TableLander(database, sink(), "p", "_twg_")
+        lander = TableLander(database, InlineCompute(), sink(), "p", "_twg_")
         whole = chunk(frame(0, values[:300]), frame(300, values[300:]))
         with pytest.raises(RowsRefused) as refused:
             await lander.land(whole)
@@ -253,7 +253,7 @@ async def test_one_nul_in_a_thousand_is_refused_alone(dsn: str) -> None:
 @pytest.mark.parametrize("bad", [1, 40])
 async def test_rows_that_the_server_refuses_are_narrowed_down(dsn: str, bad: int) -> None:
     async with opened(dsn) as database:
-        lander = TableLander(database, sink(), "p", "_twg_")
+        lander = TableLander(database, InlineCompute(), sink(), "p", "_twg_")
         await lander.land(chunk(frame(0, ["taken"])))
         asked(dsn, "create unique index on dest (v)")
         values = [f"v{i}" for i in range(100)]
@@ -268,7 +268,7 @@ async def test_rows_that_the_server_refuses_are_narrowed_down(dsn: str, bad: int
 
 async def test_duplicate_in_one_batch_is_blamed_and_not_its_first_occurrence(dsn: str) -> None:
     async with opened(dsn) as database:
-        lander = TableLander(database, sink(), "p", "_twg_")
+        lander = TableLander(database, InlineCompute(), sink(), "p", "_twg_")
         await lander.land(chunk(frame(0, ["z"])))
         asked(dsn, "create unique index on dest (v)")
         with pytest.raises(RowsRefused) as refused:
@@ -278,7 +278,7 @@ async def test_duplicate_in_one_batch_is_blamed_and_not_its_first_occurrence(dsn
 
 async def test_user_key_is_merged_and_the_last_of_a_batch_wins(dsn: str) -> None:
     async with opened(dsn) as database:
-        lander = TableLander(database, sink(idempotency="key", key=("v",)), "p", "_twg_")
+        lander = TableLander(database, InlineCompute(), sink(idempotency="key", key=("v",)), "p", "_twg_")
         await lander.land(chunk(frame(0, ["a", "b", "a"])))
         await lander.land(chunk(frame(3, ["b"])))
     assert asked(dsn, "select v, _twg_source_offset from dest order by 1") == [("a", 2), ("b", 3)]
@@ -286,7 +286,7 @@ async def test_user_key_is_merged_and_the_last_of_a_batch_wins(dsn: str) -> None
 
 async def test_record_id_is_unique_with_its_child(dsn: str) -> None:
     async with opened(dsn) as database:
-        lander = TableLander(database, sink(idempotency="record-id"), "p", "_twg_")
+        lander = TableLander(database, InlineCompute(), sink(idempotency="record-id"), "p", "_twg_")
         await lander.land(chunk(frame(0, ["a", "b"], child=[0, 1])))
         asked(dsn, "update _thalweg_coverage set ranges = '{}'")  # as if an older backup had come back
         await lander.land(chunk(frame(0, ["a", "b"], child=[0, 1])))
@@ -303,7 +303,7 @@ async def test_dlq_rows_are_kept_once_and_late_ones_come_in(dsn: str) -> None:
         return chunk(Frame(PART, 0, 2, whole.envelope.slice(0, 0), batch, pa.array([0] * batch.num_rows, pa.int32())))
 
     async with opened(dsn) as database:
-        lander = TableLander(database, aside, "p", "_twg_")
+        lander = TableLander(database, InlineCompute(), aside, "p", "_twg_")
         await lander.land(prepared(rows))
         await lander.land(prepared(rows))
         await lander.land(prepared(late), "dest")

@@ -101,7 +101,9 @@ def chunk(*frames: Frame) -> Chunk:
 
 
 def lander_of(database: Any, **more: Any) -> TableLander:
-    return TableLander(database, Sink("dest", "postgres", Role.DESTINATION, OnFailure.HOLD, table="dest", **more), "p", PREFIX)
+    return TableLander(
+        database, InlineCompute(), Sink("dest", "postgres", Role.DESTINATION, OnFailure.HOLD, table="dest", **more), "p", PREFIX
+    )
 
 
 async def test_an_owner_waits_for_the_one_before_and_finds_its_range_covered(dsn: str) -> None:
@@ -277,7 +279,9 @@ async def test_a_set_aside_row_always_fits(dsn: str) -> None:
     one = Frame(PART, 0, 2, whole.envelope.slice(0, 0), rows, pa.array([0, 0], pa.int32()))
     empty = Frame(PART, 2, 3, whole.envelope.slice(0, 0), rows.slice(0, 0), pa.array([], pa.int32()))
     async with opened(dsn) as database:
-        lander = TableLander(database, Sink("dlq", "postgres", Role.DLQ, OnFailure.HOLD, table="dlq"), "p", PREFIX)
+        lander = TableLander(
+            database, InlineCompute(), Sink("dlq", "postgres", Role.DLQ, OnFailure.HOLD, table="dlq"), "p", PREFIX
+        )
         await lander.land(chunk(empty))
         await lander.land(chunk(one, empty))
         await lander.land(chunk(one))

@@ -216,8 +216,8 @@ class Here:
     def wall_ms(self) -> int:
         return 0
 
-    async def run(self, work: Callable[[], T]) -> T:
-        return work()
+    async def run(self, work: Callable[..., T], *args: object) -> T:
+        return work(*args)
 
 
 def records(*values: bytes | None, start: int = 0, stop: int | None = None, part: Partition = PART) -> Records:

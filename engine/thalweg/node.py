@@ -96,7 +96,7 @@ def lander_of(topology: Topology, sink: Sink, world: Outside) -> Lander:
     """How `sink` lands."""
     if sink.type == "parquet":
         return LakeLander(world.objects(sink.url, sink.options), world.compute, sink, topology.prefix)
-    return TableLander(world.database(sink.url), sink, topology.name, topology.prefix)
+    return TableLander(world.database(sink.url), world.compute, sink, topology.name, topology.prefix)
 
 
 def checkpoints_of(topology: Topology, world: Outside) -> CheckpointStore:

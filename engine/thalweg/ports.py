@@ -50,8 +50,8 @@ class Clock(Protocol):
 class Compute(Protocol):
     """CPU work off the loop (inline in the simulator)."""
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run `work`, a pure function, and return or raise what it does."""
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """Run `work(*args)`, a pure function of its arguments, and return or raise what it does."""
         ...
 
 

@@ -41,8 +41,8 @@ class ThreadCompute:
     def __init__(self, threads: int = 2) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="thalweg-compute")
 
-    async def run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
 
     def close(self) -> None:
         """Let running work end; start no more."""
@@ -52,8 +52,8 @@ class ThreadCompute:
 class InlineCompute:
     """Computing on the spot, for tests and small tools."""
 
-    async def run(self, work: Callable[[], T]) -> T:
-        return work()
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        return work(*args)
 
 
 class Actor:

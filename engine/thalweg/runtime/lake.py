@@ -112,52 +112,13 @@ class LakeLander:
     async def _put(self, chunk: Chunk, label: str) -> None:
         if chunk.rows == 0:
             return
-        body, digest = await self._compute.run(lambda: self._encoded(chunk, bool(label)))
+        body, digest = await self._compute.run(encoded, self._sink, self._prefix, chunk, bool(label))
         suffix = f"-{label}-{digest}" if label else ""
         key = f"{chunk.partition.slug}/{chunk.start:020}-{chunk.stop:020}{suffix}.parquet"
         try:
             await self._store.create(key, body)
         except Exists:
             return  # our own put whose reply was lost, or another owner's of the same interval: it is durable
-
-    def _encoded(self, chunk: Chunk, labelled: bool) -> tuple[pa.Buffer, str]:
-        raw = self._sink.role is Role.PRIMARY_RAW
-        aside = self._sink.role in (Role.DLQ, Role.QUARANTINE)
-        batches = [
-            raw_rows(self._prefix, f) if raw else f.rows if aside else stamped(self._prefix, f)
-            for f in chunk.frames
-            if f.rows.num_rows
-        ]
-        schema = batches[0].schema
-        digest = ""
-        if labelled:
-            hashed = xxhash.xxh3_128()
-            for batch in batches:
-                hashed.update(_content(batch))
-            digest = hashed.hexdigest()
-        notes = {
-            b"thalweg.partition": chunk.partition.slug.encode(),
-            b"thalweg.start": str(chunk.start).encode(),
-            b"thalweg.stop": str(chunk.stop).encode(),
-        }
-        columns = (chunk.frames[0].envelope.schema.metadata or {}).get(b"thalweg.columns")
-        if columns is not None:
-            notes[b"thalweg.columns"] = columns
-        table = pa.Table.from_batches(batches, schema).replace_schema_metadata(notes)
-        sink = pa.BufferOutputStream()
-        # Of 190-byte JSON records, in records per CPU second and bytes a record: zstd 1 1.5M and 60, zstd 3 0.7M and 62,
-        # lz4 1.5M and 102, snappy 1.7M and 103. Dictionaries and statistics of payloads only cost.
-        topic, position, timestamp = (f"{self._prefix}{name}" for name in ("source_topic", "source_offset", "event_ts"))
-        pq.write_table(
-            table,
-            sink,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=[topic] if raw else True,
-            column_encoding=dict.fromkeys((position, timestamp), "DELTA_BINARY_PACKED") if raw else None,
-            write_statistics=[position] if raw else True,
-        )
-        return sink.getvalue(), digest
 
     async def _objects(self, part: Partition, after: str) -> list[tuple[int, int, str]]:
         out = []
@@ -195,6 +156,43 @@ class LakeLander:
         order = [(c, "ascending") for c in (position, *identity[1:])]
         batches: list[pa.RecordBatch] = table.take(first).sort_by(order).drop_columns([_ROW]).combine_chunks().to_batches()
         return batches
+
+
+def encoded(sink: Sink, prefix: str, chunk: Chunk, labelled: bool) -> tuple[pa.Buffer, str]:
+    """The chunk as a Parquet object, and a digest of its rows where `labelled` (else empty)."""
+    raw = sink.role is Role.PRIMARY_RAW
+    aside = sink.role in (Role.DLQ, Role.QUARANTINE)
+    batches = [raw_rows(prefix, f) if raw else f.rows if aside else stamped(prefix, f) for f in chunk.frames if f.rows.num_rows]
+    schema = batches[0].schema
+    digest = ""
+    if labelled:
+        hashed = xxhash.xxh3_128()
+        for batch in batches:
+            hashed.update(_content(batch))
+        digest = hashed.hexdigest()
+    notes = {
+        b"thalweg.partition": chunk.partition.slug.encode(),
+        b"thalweg.start": str(chunk.start).encode(),
+        b"thalweg.stop": str(chunk.stop).encode(),
+    }
+    columns = (chunk.frames[0].envelope.schema.metadata or {}).get(b"thalweg.columns")
+    if columns is not None:
+        notes[b"thalweg.columns"] = columns
+    table = pa.Table.from_batches(batches, schema).replace_schema_metadata(notes)
+    out = pa.BufferOutputStream()
+    # Of 190-byte JSON records, in records per CPU second and bytes a record: zstd 1 1.5M and 60, zstd 3 0.7M and 62,
+    # lz4 1.5M and 102, snappy 1.7M and 103. Dictionaries and statistics of payloads only cost.
+    topic, position, timestamp = (f"{prefix}{name}" for name in ("source_topic", "source_offset", "event_ts"))
+    pq.write_table(
+        table,
+        out,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[topic] if raw else True,
+        column_encoding=dict.fromkeys((position, timestamp), "DELTA_BINARY_PACKED") if raw else None,
+        write_statistics=[position] if raw else True,
+    )
+    return out.getvalue(), digest
 
 
 def _content(batch: pa.RecordBatch) -> bytes:

@@ -380,9 +380,14 @@ class Pipeline:
                     else partial(registry.by_guid, str(reference))
                 )
                 codec.learn(reference, await self.retried(fetch, f"schema {reference}"))
-            frames = await self.outside.compute.run(lambda: self._frames(source, owned.part, codec, records))
+            transform = self._transforms[source.name]
+            done = await self.outside.compute.run(digested, self.topology, source, codec, transform, owned.part, records)
+            for verdict, rows in done.judged:
+                self.board.count(verdict.value, rows)
+            self.board.decoded(source.name, records.batch.num_rows, records.batch.nbytes)
             if not owned.alive:
                 return
+            frames = done.frames
             self.probes("decoded")
             own = sum(frame.rows.nbytes for sink, frame in frames if self.lanes[sink].sink.role is not Role.PRIMARY_RAW)
             held.resize(2 * records.batch.nbytes + own)
@@ -400,43 +405,6 @@ class Pipeline:
         owned.ledger.claim(start, stop)
         for name in self.lanes:
             owned.landed(name, start, stop)  # there is nothing to make durable
-
-    def _frames(self, source: Source, part: Partition, codec: Codec, records: Records) -> list[tuple[str, Frame]]:
-        """Pure: one frame per sink, all of the batch's interval."""
-        envelope, start, stop = records.batch, records.start.next, records.stop.next
-        decoded = codec.decode(envelope)
-        outcome = self._transforms[source.name].run(decoded.rows, decoded.origin)
-        refused = [("decode", decoded.refused, None), *outcome.refused]
-        rejected = [dlq_rows(self.topology.prefix, part, envelope, r, stage, child) for stage, r, child in refused if len(r)]
-        aside: list[pa.RecordBatch] = []
-        for node, verdicts in outcome.verdicts.items():
-            for verdict, refusals, child in verdicts:
-                self.board.count(verdict.value, len(refusals))
-                if verdict is Verdict.DROP:
-                    continue
-                rows = dlq_rows(self.topology.prefix, part, envelope, refusals, f"rule:{node}", child)
-                (aside if verdict is Verdict.QUARANTINE else rejected).append(rows)
-        if rejected and self._dlq is None:
-            first = rejected[0].slice(0, 1).to_pylist()[0]
-            raise Permanent(
-                f"a record was refused and there is no DLQ: [{first['code']}] {first['detail']}",
-                where=f"{part.slug} position {first[self.topology.prefix + 'source_offset']}",
-                remedy="Add a sink with role: dlq",
-            )
-        self.board.decoded(source.name, envelope.num_rows, envelope.nbytes)
-        every = pa.array(np.arange(envelope.num_rows, dtype=np.int32))
-        frames: list[tuple[str, Frame]] = []
-        for lane in self.lanes.values():
-            sink = lane.sink
-            if sink.role is Role.PRIMARY_RAW:
-                frame = Frame(part, start, stop, envelope, envelope, every)
-            elif sink.role is Role.DESTINATION:
-                derived: NodeRows = outcome.nodes[sink.input]
-                frame = Frame(part, start, stop, envelope, derived.rows, derived.origin, derived.child)
-            else:
-                frame = _prepared(part, start, stop, envelope, rejected if lane is self._dlq else aside)
-            frames.append((sink.name, frame))
-        return frames
 
     # --- rows a sink refused --------------------------------------------------------------------------------------
 
@@ -494,6 +462,53 @@ class Pipeline:
             lane.forget(owned.part)
 
 
+@dataclass(frozen=True)
+class Digested:
+    """What became of one batch: a frame for each sink, all of the batch's interval, and how many rows met which verdict."""
+
+    frames: tuple[tuple[str, Frame], ...]
+    judged: tuple[tuple[Verdict, int], ...]
+
+
+def digested(
+    topology: Topology, source: Source, codec: Codec, transform: Transform, part: Partition, records: Records
+) -> Digested:
+    """Decode, transform, judge and split up one batch. Raises `Permanent` when a record is refused and there is no DLQ."""
+    envelope, start, stop = records.batch, records.start.next, records.stop.next
+    decoded = codec.decode(envelope)
+    outcome = transform.run(decoded.rows, decoded.origin)
+    refused = [("decode", decoded.refused, None), *outcome.refused]
+    rejected = [dlq_rows(topology.prefix, part, envelope, r, stage, child) for stage, r, child in refused if len(r)]
+    aside: list[pa.RecordBatch] = []
+    judged: list[tuple[Verdict, int]] = []
+    for node, verdicts in outcome.verdicts.items():
+        for verdict, refusals, child in verdicts:
+            judged.append((verdict, len(refusals)))
+            if verdict is Verdict.DROP:
+                continue
+            rows = dlq_rows(topology.prefix, part, envelope, refusals, f"rule:{node}", child)
+            (aside if verdict is Verdict.QUARANTINE else rejected).append(rows)
+    if rejected and not topology.sinks_of(Role.DLQ):
+        first = rejected[0].slice(0, 1).to_pylist()[0]
+        raise Permanent(
+            f"a record was refused and there is no DLQ: [{first['code']}] {first['detail']}",
+            where=f"{part.slug} position {first[topology.prefix + 'source_offset']}",
+            remedy="Add a sink with role: dlq",
+        )
+    every = pa.array(np.arange(envelope.num_rows, dtype=np.int32))
+    frames: list[tuple[str, Frame]] = []
+    for sink in topology.sinks:
+        if sink.role is Role.PRIMARY_RAW:
+            frame = Frame(part, start, stop, envelope, envelope, every)
+        elif sink.role is Role.DESTINATION:
+            derived: NodeRows = outcome.nodes[sink.input]
+            frame = Frame(part, start, stop, envelope, derived.rows, derived.origin, derived.child)
+        else:
+            frame = _prepared(part, start, stop, envelope, rejected if sink.role is Role.DLQ else aside)
+        frames.append((sink.name, frame))
+    return Digested(tuple(frames), tuple(judged))
+
+
 def _prepared(part: Partition, start: int, stop: int, envelope: pa.RecordBatch, rows: Sequence[pa.RecordBatch]) -> Frame:
     """A frame of rows that hold all they need already (DLQ, quarantine): no envelope goes with it."""
     nothing = envelope.slice(0, 0)
@@ -501,4 +516,4 @@ def _prepared(part: Partition, start: int, stop: int, envelope: pa.RecordBatch, 
     return Frame(part, start, stop, nothing, batch, pa.array(np.zeros(batch.num_rows, dtype=np.int32)))
 
 
-__all__ = ["ROOT", "Held", "Lane", "Owned", "Pipeline"]
+__all__ = ["ROOT", "Digested", "Held", "Lane", "Owned", "Pipeline", "digested"]

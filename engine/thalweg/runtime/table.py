@@ -25,7 +25,7 @@ from thalweg.core.dlq import dlq_key
 from thalweg.core.stamp import stamped
 from thalweg.core.topology import Role, Sink
 from thalweg.errors import DataRefused, Permanent, RowRefusal, RowsRefused
-from thalweg.ports import Database, TableName, Transaction
+from thalweg.ports import Compute, Database, TableName, Transaction
 
 END: Final = 1 << 62  # beyond every position
 
@@ -38,11 +38,17 @@ def table_name(text: str) -> TableName:
     return TableName(schema, name)
 
 
+def stamped_rows(prefix: str, chunk: Chunk) -> pa.RecordBatch:
+    """The chunk's rows with their metadata columns, as one batch."""
+    batches = [stamped(prefix, frame) for frame in chunk.frames]
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
 class TableLander:
     """Lands chunks of one sink in one table."""
 
-    def __init__(self, database: Database, sink: Sink, scope: str, prefix: str) -> None:
-        self._database, self._sink, self._scope, self._prefix = database, sink, scope, prefix
+    def __init__(self, database: Database, compute: Compute, sink: Sink, scope: str, prefix: str) -> None:
+        self._database, self._compute, self._sink, self._scope, self._prefix = database, compute, sink, scope, prefix
         self._table = table_name(sink.table)
         self._ready: list[pa.Schema] = []  # what the table is known to hold: few, unless a registry brings many
         self._aside = sink.role in (Role.DLQ, Role.QUARANTINE)
@@ -71,8 +77,7 @@ class TableLander:
             raise
 
     async def _land_range(self, chunk: Chunk) -> None:
-        batches = [stamped(self._prefix, frame) for frame in chunk.frames]
-        rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        rows = await self._compute.run(stamped_rows, self._prefix, chunk)
         await self._ensure(rows.schema)
         async with self._database.transaction() as transaction:
             have = await transaction.lock_ranges(self._scope, chunk.partition.slug, self._sink.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -58,14 +59,6 @@ class Transform:
     """All nodes and rules of a topology. Not for two threads at once."""
 
     def __init__(self, nodes: Sequence[Node], rules: Sequence[Rule]) -> None:
-        config = (
-            SessionConfig()
-            .with_target_partitions(1)  # with more, row order differs from run to run
-            .with_batch_size(BATCH_ROWS)
-            .set("datafusion.sql_parser.enable_ident_normalization", "false")  # a column is called as it is written
-        )
-        self._context = SessionContext(config)
-        self._options = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
         self._nodes = [(node, with_ordinal(node.sql) if isinstance(node, SqlNode) else "") for node in nodes]
         self._rules: dict[str, list[Rule]] = {}
         for rule in rules:
@@ -87,6 +80,21 @@ class Transform:
         return outcome
 
     # --- SQL ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _context(self) -> SessionContext:
+        """One for all batches, made when the first SQL is met: a pipeline without any needs none."""
+        config = (
+            SessionConfig()
+            .with_target_partitions(1)  # with more, row order differs from run to run
+            .with_batch_size(BATCH_ROWS)
+            .set("datafusion.sql_parser.enable_ident_normalization", "false")  # a column is called as it is written
+        )
+        return SessionContext(config)
+
+    @cached_property
+    def _options(self) -> SQLOptions:
+        return SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
 
     def _query(self, sql: str, rows: pa.RecordBatch, name: str) -> pa.Table:
         """Raises `Permanent` when it cannot be planned, whatever DataFusion raises when a row fails."""

@@ -1,0 +1,305 @@
+"""An asyncio event loop whose time is a simulation's.
+
+What is ready runs first come, first served, as asyncio promises of `call_soon`. What waits for a time waits in a
+`simpy.Environment`; when nothing is ready, the environment's next event is the present. asyncio promises nothing about the
+order of timers that are due at the same instant, so the seed of a run decides it: that order is the run's interleaving.
+
+Nodes share the loop. Each task carries, in its context, the `Power` of the node it belongs to. Power off is a power cut and
+no exception: the node's tasks are never stepped again, so no `finally` of theirs runs, and they are kept alive until
+`close`, after judgement. Power held is a process that the scheduler has stopped: its steps wait, in order, and go on later.
+
+It never lets a thread, a socket or a process in: those methods raise `Escape`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import Context, ContextVar, copy_context
+from random import Random
+from typing import Any, Final, NoReturn, TypeVar
+
+import simpy
+
+from sim.fence import Escape
+
+T = TypeVar("T")
+
+STEPS_PER_INSTANT_MAX: Final = 100_000
+
+
+class Livelock(AssertionError):
+    """Steps without end, and time stands still."""
+
+
+class Stalled(AssertionError):
+    """Nothing is ready and nothing will ever be."""
+
+
+class Power:
+    """Whether the tasks of one incarnation of a node are stepped."""
+
+    __slots__ = ("held", "name", "off", "tasks", "waiting")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.off = self.held = False
+        self.waiting: list[Call] = []  # steps of a held node
+        self.tasks: list[asyncio.Task[Any]] = []
+
+
+POWER: Final[ContextVar[Power | None]] = ContextVar("POWER", default=None)
+"""None: the world's own tasks, which nobody switches off."""
+
+
+class Call:
+    """What asyncio calls a handle."""
+
+    __slots__ = ("args", "callback", "context", "gone")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> None:
+        self.callback, self.args = callback, args
+        self.context = copy_context() if context is None else context
+        self.gone = False
+
+    def cancel(self) -> None:
+        """It will not run. A timer stays where it is until its time comes: nothing else depends on that."""
+        self.gone = True
+        self.callback, self.args = _nothing, ()
+
+    def cancelled(self) -> bool:
+        return self.gone
+
+
+class Timer(Call):
+    """A timer handle, which is also the event that SimPy keeps for it."""
+
+    __slots__ = ("_ok", "_ready", "_when", "callbacks")
+
+    def __init__(
+        self,
+        ready: deque[Call],
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
+    ) -> None:
+        super().__init__(callback, args, context)
+        self._ready, self._when = ready, when
+        self._ok, self.callbacks = True, (self._due,)  # all that SimPy looks at
+
+    def when(self) -> float:
+        return self._when
+
+    def _due(self, _event: object) -> None:
+        if not self.gone:
+            self._ready.append(self)
+
+
+def _nothing() -> None:
+    return
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """One world's loop. `ties` decides the order of timers that are due together; None keeps the order of their making."""
+
+    def __init__(self, ties: Random | None = None) -> None:
+        self.env = simpy.Environment()
+        self.steps = 0
+        self.unheard: list[dict[str, Any]] = []  # what asyncio would have logged: exceptions that nobody retrieved
+        self._ties = ties
+        self._ready: deque[Call] = deque()
+        self._closed = self._running = False
+        self._kept: list[asyncio.Task[Any]] = []
+
+    # --- what asyncio asks of a loop ------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self.env._now
+
+    def get_debug(self) -> bool:
+        return False
+
+    def set_debug(self, enabled: bool) -> None:
+        return
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: Context | None = None, **rest: Any
+    ) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name or "task", context=context)
+        power = POWER.get() if context is None else context.get(POWER)
+        if power is not None:
+            power.tasks.append(task)
+        return task
+
+    def call_soon(  # type: ignore[override]  # typeshed binds the arguments' types to the callback's; nothing here needs it
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
+        call = Call(callback, args, context)
+        if not self._closed:
+            self._ready.append(call)
+        return call
+
+    def call_soon_threadsafe(  # type: ignore[override]  # as above
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(  # type: ignore[override]  # as above
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
+        return self.call_at(self.env._now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]  # as above
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
+        timer: Any = Timer(self._ready, when, callback, args, context)
+        if not self._closed:
+            order: Any = 1 if self._ties is None else self._ties.random()
+            self.env.schedule(timer, order, max(0.0, when - self.env._now))
+        return timer
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.unheard.append(context)
+
+    default_exception_handler = call_exception_handler
+
+    async def shutdown_asyncgens(self) -> None:
+        return
+
+    # --- running --------------------------------------------------------------------------------------------------
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Until `future` (or coroutine) is done; its result. Raises `Livelock`, `Stalled`, and what a callback raises."""
+        task = future if isinstance(future, asyncio.Future) else self._begun(future)
+        self.run_while(lambda: not task.done())
+        return task.result()
+
+    def _begun(self, coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        asyncio._set_running_loop(self)
+        try:
+            return self.create_task(coro, name="main")
+        finally:
+            asyncio._set_running_loop(None)
+
+    def run_while(self, wanted: Callable[[], bool], until: float = float("inf")) -> bool:
+        """Run as long as `wanted()` and the time is before `until`; whether `wanted()` turned false.
+
+        It is asked whenever nothing is ready, so a step may find it false already.
+        """
+        if self._running or asyncio._get_running_loop() is not None:
+            raise RuntimeError("a loop runs already")
+        self._running = True
+        asyncio._set_running_loop(self)
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(finalizer=self._finalize)
+        env, ready = self.env, self._ready
+        try:
+            while True:
+                steps = 0
+                while ready:
+                    call = ready.popleft()
+                    if call.gone:
+                        continue
+                    power = call.context.get(POWER)
+                    if power is not None and (power.off or power.held):
+                        if power.held and not power.off:
+                            power.waiting.append(call)
+                        continue
+                    steps += 1
+                    if steps > STEPS_PER_INSTANT_MAX:
+                        raise Livelock(f"{steps} steps at {env._now} s, the last one of {call.callback!r:.200}")
+                    call.context.run(call.callback, *call.args)
+                self.steps += steps
+                if not wanted():
+                    return True
+                while not ready:
+                    when = env.peek()
+                    if when > until:
+                        return False
+                    if when == float("inf"):
+                        raise Stalled(f"nothing is left to happen after {env._now} s")
+                    env.step()
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+            asyncio._set_running_loop(None)
+            self._running = False
+
+    def _finalize(self, generator: Any) -> None:
+        """An async generator was dropped half-way: asyncio closes it in a task. A node without power cannot."""
+        power = POWER.get()
+        if not self._closed and (power is None or not power.off):
+            self.create_task(generator.aclose(), name="aclose")
+
+    # --- nodes ----------------------------------------------------------------------------------------------------
+
+    def cut_power(self, power: Power) -> None:
+        """No task of this node makes another step. They are kept, unfinished, until `close`."""
+        power.off, power.held = True, False
+        self._kept += power.tasks
+        self._kept += [
+            task for call in power.waiting if isinstance(task := getattr(call.callback, "__self__", None), asyncio.Task)
+        ]
+        power.waiting.clear()
+
+    def hold(self, power: Power) -> None:
+        """Stop stepping; what becomes due waits."""
+        power.held = not power.off
+
+    def release(self, power: Power) -> None:
+        """Go on where it stopped, everything that has become due at once and in order."""
+        if power.held:
+            power.held = False
+            self._ready.extend(power.waiting)
+            power.waiting.clear()
+
+    def close(self) -> None:
+        """The world is over, and has been judged: abandoned tasks may be collected, and whatever their `finally` blocks do
+        reaches nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._ready.clear()
+        pending = [t for t in (*self._kept, *asyncio.all_tasks(self)) if not t.done()]
+        hook = sys.unraisablehook
+        sys.unraisablehook = lambda _unraisable: None  # a coroutine that awaits while it is thrown away
+        try:
+            for task in pending:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own switch; they are abandoned on purpose
+                coro = task.get_coro()
+                if coro is not None:
+                    with suppress(RuntimeError, ValueError):  # it awaited again, or is what called us
+                        coro.close()
+        finally:
+            sys.unraisablehook = hook
+        self._kept.clear()
+        self.env._queue.clear()
+
+
+def _escapes(name: str) -> Callable[..., NoReturn]:
+    def escape(self: SimLoop, *_: Any, **__: Any) -> NoReturn:
+        raise Escape(f"loop.{name}")
+
+    return escape
+
+
+for _name in (
+    "run_in_executor", "set_default_executor", "getaddrinfo", "getnameinfo", "create_connection", "create_server",
+    "create_unix_connection", "create_unix_server", "create_datagram_endpoint", "connect_accepted_socket", "start_tls",
+    "sendfile", "connect_read_pipe", "connect_write_pipe", "subprocess_exec", "subprocess_shell", "add_reader",
+    "remove_reader", "add_writer", "remove_writer", "sock_recv", "sock_recv_into", "sock_recvfrom", "sock_sendall",
+    "sock_sendto", "sock_connect", "sock_accept", "sock_sendfile", "add_signal_handler", "remove_signal_handler",
+):  # fmt: skip
+    setattr(SimLoop, _name, _escapes(_name))
