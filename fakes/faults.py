@@ -176,9 +176,16 @@ class Wire:
         self.air, self.node, self.service, self.where = air, node, service, where or service
 
     def ask(
-        self, operation: str, arrive: Callable[[Reply, Fail], None], *, detail: str = "", changes: bool = False
+        self,
+        operation: str,
+        arrive: Callable[[Reply, Fail], None],
+        *,
+        detail: str = "",
+        changes: bool = False,
+        refused: Callable[[Fate], None] | None = None,
     ) -> asyncio.Future[Any]:
         """Send a request. `arrive(reply, fail)` runs at the service when it gets there, and answers now or later.
+        `refused(fate)` runs there instead when the effect is not to be applied.
 
         `changes` makes it an effect: it has an address and a fate. An effect must be applied within `arrive`, at once,
         unless the service itself makes the caller wait (a lock). Errors: `Transient` where it is known not to have
@@ -190,10 +197,18 @@ class Wire:
             air.later(air.latency_s(node, self.service), self._settle, future, None, self._error(Transient, "unreachable"))
             air.happened(node, f"{self.service}.{operation}", detail, "unreachable")
             return future
-        air.later(air.latency_s(node, self.service), self._arrived, future, operation, arrive, detail, changes)
+        air.later(air.latency_s(node, self.service), self._arrived, future, operation, arrive, detail, changes, refused)
         return future
 
-    async def call(self, operation: str, apply: Callable[[], T], *, detail: str = "", changes: bool = False) -> T:
+    async def call(
+        self,
+        operation: str,
+        apply: Callable[[], T],
+        *,
+        detail: str = "",
+        changes: bool = False,
+        refused: Callable[[Fate], None] | None = None,
+    ) -> T:
         """`ask` for what is answered on the spot: `apply` returns the result or raises an error of the engine."""
 
         def arrive(reply: Reply, fail: Fail) -> None:
@@ -204,13 +219,19 @@ class Wire:
             else:
                 reply(result)
 
-        result: T = await self.ask(operation, arrive, detail=detail, changes=changes)
+        result: T = await self.ask(operation, arrive, detail=detail, changes=changes, refused=refused)
         return result
 
     # --- the way there and back -----------------------------------------------------------------------------------
 
     def _arrived(
-        self, future: asyncio.Future[Any], operation: str, arrive: Callable[[Reply, Fail], None], detail: str, changes: bool
+        self,
+        future: asyncio.Future[Any],
+        operation: str,
+        arrive: Callable[[Reply, Fail], None],
+        detail: str,
+        changes: bool,
+        refused: Callable[[Fate], None] | None,
     ) -> None:
         air, node = self.air, self.node
         named = f"{self.service}.{operation}"
@@ -224,6 +245,8 @@ class Wire:
             self._serve(future, named, arrive, detail, fate, changes)
             return
         air.happened(node, named, detail, fate.label)
+        if refused is not None:
+            refused(fate)
         if fate.kills:
             air.kill(node)
         elif fate.error is not None:

@@ -106,6 +106,7 @@ class Log:
         self.kinds: list[Kind] = []
         self.entries: list[tuple[int, Message]] = []
         self.open: dict[str, int] = {}  # producers with a transaction under way: their first offset
+        self.changes = 0  # how often what was there already has become something else
 
     @property
     def end(self) -> int:
@@ -358,6 +359,7 @@ class Cluster:
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
         self.clients: list[ConsumerTwin] = []
+        self._ever: dict[tuple[str, str], Topic] = {}
         self._incarnations = 0
         self._members = 0
 
@@ -366,6 +368,7 @@ class Cluster:
         self._incarnations += 1
         again = name in self.topics
         topic = self.topics[name] = Topic(name, f"id{self._incarnations:04}", [Log() for _ in range(partitions)])
+        self._ever[name, topic.incarnation] = topic
         if again:
             self.air.happened("cluster", "topic.recreated", name, topic.incarnation)
             for client in self.clients:
@@ -400,6 +403,7 @@ class Cluster:
             if not commit:
                 for at in range(first, log.end):
                     log.kinds[at] = Kind.ABORTED
+                log.changes += 1
             log.append(MARKER, Kind.MARKER)
             self.observe("produced", (name, number, first, log.end))
         self.wake()
@@ -409,6 +413,7 @@ class Cluster:
         log = self.topics[name].logs[number]
         for at in offsets:
             log.kinds[at] = Kind.GONE
+        log.changes += 1
         self.observe("compacted", (name, number))
 
     def retain(self, name: str, number: int, low: int) -> None:
@@ -418,6 +423,15 @@ class Cluster:
         self.air.happened("cluster", "retention", f"{name}/{number}", str(log.low))
         self.observe("retained", (name, number, log.low))
         self.wake()
+
+    def log_of(self, name: str, incarnation: str, number: int) -> Log:
+        """Also of incarnations that are gone."""
+        return self._ever[name, incarnation].logs[number]
+
+    def vanish(self, node: str) -> None:
+        """The node's process is gone. Its clients say nothing any more, and the group finds out by their silence."""
+        for client in [c for c in self.clients if c.wire.node == node]:
+            client.vanish()
 
     def wake(self) -> None:
         """There is something new to fetch."""
@@ -591,6 +605,12 @@ class ConsumerTwin:
                 self._depart()
             if self in self.cluster.clients:
                 self.cluster.clients.remove(self)
+
+    def vanish(self) -> None:
+        """Its process has ended without a word."""
+        self._closed = True
+        if self in self.cluster.clients:
+            self.cluster.clients.remove(self)
 
     # --- what poll hands over -------------------------------------------------------------------------------------
 
