@@ -8,9 +8,9 @@ into one integer; inputs are arrays of them, in any order, repeats included wher
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 import numpy as np
@@ -138,3 +138,183 @@ def committed_within(checkpoints: Iterable[Checkpoint], sinks: Iterable[str], co
                 faults.append(f"partition {partition}: committed {offset}, durable in {sink} only to {at}")
     total = sum(committed.values())
     return Finding("committed-within-durable", not faults, f"{total:,} offsets committed" if not faults else "; ".join(faults))
+
+
+Key = tuple[str, str, int]
+"""A partition as brokers know it: topic, incarnation, number."""
+
+Ranges = Iterable[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """An invariant that did not hold, and where."""
+
+    invariant: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.detail}"
+
+
+class Log(Protocol):
+    """What a judge must know of one partition: told by the broker, never by the engine."""
+
+    @property
+    def low(self) -> int: ...
+
+    @property
+    def end(self) -> int:
+        """The last stable offset."""
+        ...
+
+    def expected(self, sink: str) -> npt.NDArray[np.int32]:
+        """How many rows each offset must have in `sink` in the end, from 0 to `end`; records that retention took included."""
+        ...
+
+
+class Judge:
+    """Judges each effect in the step in which it lands, and everything again at the end.
+
+    The chain that must hold at every instant, for every sink that holds the source:
+
+        committed ≤ what the stored checkpoint covers without a gap ⊆ what is durable ⊆ what was produced
+
+    `exact` names the sinks in which no record may ever be twice; the others may repeat one, under the same identity.
+    """
+
+    def __init__(self, gating: Iterable[str], exact: Iterable[str], log: Callable[[Key], Log]) -> None:
+        self.gating, self.exact = tuple(sorted(gating)), frozenset(exact)
+        self.violations: list[Violation] = []
+        self.have: dict[tuple[Key, str], npt.NDArray[np.int32]] = {}
+        self.documents: dict[Key, Checkpoint] = {}
+        self.commits: dict[Key, int] = {}
+        self.repeats = 0
+        self._log = log
+
+    def _found(self, invariant: str, key: Key, sink: str, detail: str) -> None:
+        where = f"{key[0]}/{key[2]}@{key[1]}" + (f" in {sink}" if sink else "")
+        self.violations.append(Violation(invariant, f"{where}: {detail}"))
+
+    def _counts(self, key: Key, sink: str, end: int) -> npt.NDArray[np.int32]:
+        have = self.have.get((key, sink))
+        if have is None or len(have) < end:
+            longer = np.zeros(end, dtype=np.int32)
+            if have is not None:
+                longer[: len(have)] = have
+            have = self.have[key, sink] = longer
+        return have
+
+    # --- effects --------------------------------------------------------------------------------------------------
+
+    def landed(self, sink: str, key: Key, offsets: npt.NDArray[np.int64], altered: str = "") -> None:
+        """Rows of `sink` are durable now: the offset of each, in any order. `altered` says what is wrong with their content."""
+        if altered:
+            self._found("content", key, sink, altered)
+        if len(offsets) == 0:
+            return
+        expected = self._log(key).expected(sink)
+        if int(offsets.max()) >= len(expected) or int(offsets.min()) < 0:
+            self._found("phantom", key, sink, f"offset {int(offsets.max())} of {len(expected)} was never readable")
+            return
+        have = self._counts(key, sink, len(expected))
+        np.add.at(have, offsets, 1)
+        mine, wanted = have[offsets], expected[offsets]
+        if sink in self.exact:
+            if (over := mine > wanted).any():
+                at = offsets[over]
+                kind = "phantom" if (wanted[over] == 0).any() else "once"
+                self._found(kind, key, sink, f"more rows than there should be: {_offsets(at)}")
+        else:
+            if (never := wanted == 0).any():
+                self._found("phantom", key, sink, f"never to be here: {_offsets(offsets[never])}")
+            self.repeats += int((mine > wanted).sum())
+
+    def claimed(self, key: Key, sink: str, ranges: Ranges) -> None:
+        """Coverage of `sink` now says that `ranges` have landed."""
+        expected = self._log(key).expected(sink)
+        have = self._counts(key, sink, len(expected))
+        for start, stop in ranges:
+            if stop > len(expected):
+                self._found("coverage-beyond-log", key, sink, f"[{start}, {stop}) claimed of {len(expected)}")
+            if (short := expected[start:stop] > have[start:stop]).any():
+                at = start + np.flatnonzero(short)
+                self._found("coverage-before-durable", key, sink, f"[{start}, {stop}) is claimed, not there: {_offsets(at)}")
+
+    def checkpointed(self, key: Key, document: Checkpoint) -> None:
+        """A coverage document was stored."""
+        for sink, ranges in document.sinks.items():
+            self.claimed(key, sink, ranges)
+        log = self._log(key)
+        for start, stop in document.explained:
+            if stop > max(log.low, document.base):
+                self._found("explained-untrue", key, "", f"[{start}, {stop}) is called gone, the log begins at {log.low}")
+        before = self.documents.get(key)
+        if before is not None:
+            for sink, ranges in before.sinks.items():
+                if lost := _beyond(ranges, document.sinks.get(sink, [])):
+                    self._found("coverage-forgotten", key, sink, f"{lost} was recorded and is not any more")
+        self.documents[key] = document
+
+    def committed(self, key: Key, offset: int) -> None:
+        """The source was told that everything below `offset` is safe."""
+        if offset < self.commits.get(key, 0):
+            self._found("commit-went-back", key, "", f"from {self.commits[key]} to {offset}")
+        self.commits[key] = offset
+        document = self.documents.get(key)
+        for sink in self.gating:
+            expected = self._log(key).expected(sink)
+            if offset > len(expected):
+                self._found("commit-beyond-log", key, sink, f"{offset} of {len(expected)}")
+                continue
+            base, explained = (document.base, document.explained) if document else (0, [])
+            covered = reach([*(document.sinks.get(sink, []) if document else []), *explained], base)
+            if offset > covered and (document is not None or expected[:offset].any()):
+                self._found("commit-beyond-checkpoint", key, sink, f"committed {offset}, the stored checkpoint reaches {covered}")
+            short = expected[:offset] > self._counts(key, sink, len(expected))[:offset]
+            for start, stop in explained:
+                short[start:stop] = False
+            short[:base] = False
+            if short.any():
+                self._found(
+                    "commit-before-durable", key, sink, f"committed {offset}, not there: {_offsets(np.flatnonzero(short))}"
+                )
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def final(self, keys: Iterable[Key], sinks: Iterable[str]) -> list[Violation]:
+        """After a phase without faults everything must be where it belongs; all violations, those found before included."""
+        for key in keys:
+            log = self._log(key)
+            document = self.documents.get(key)
+            explained = document.explained if document else []
+            base = document.base if document else 0
+            for sink in sinks:
+                expected = log.expected(sink)
+                have = self._counts(key, sink, len(expected))
+                excused = np.zeros(len(expected), dtype=bool)
+                excused[:base] = True
+                for start, stop in explained:
+                    excused[start:stop] = True
+                if (short := (expected > have) & ~excused).any():
+                    self._found("no-loss", key, sink, f"missing {_offsets(np.flatnonzero(short))}")
+                covered = reach([*(document.sinks.get(sink, []) if document else []), *explained], base)
+                if covered < len(expected):
+                    self._found("coverage-complete", key, sink, f"coverage ends at {covered} of {len(expected)}")
+            if self.commits.get(key, 0) < log.end:
+                self._found("drained", key, "", f"committed {self.commits.get(key, 0)} of {log.end}")
+        return self.violations
+
+
+def _offsets(at: npt.NDArray[np.int64]) -> str:
+    """A few ranges of offsets, for a person."""
+    return spans(at).replace("partition 0 offsets ", "")
+
+
+def _beyond(ranges: Ranges, kept: Ranges) -> str:
+    """The first of `ranges` that is not within `kept`."""
+    kept = list(kept)
+    for start, stop in ranges:
+        if not any(a <= start and stop <= b for a, b in kept):
+            return f"[{start}, {stop})"
+    return ""

@@ -1,0 +1,623 @@
+"""A simulated world: servers, nodes, time and a judge, for one run.
+
+    plan ──▶ Simulation ──▶ Result
+              │  Cluster, Bucket, Server …  what survives
+              │  Machine w0, w1 …           nodes: the engine's own `Node` over twins, killed and started again
+              │  Judge                      hears of every effect in the step that applies it
+              └─ SimAir                     latencies, cuts, fates, trace
+
+A run has two phases. In the first the workload arrives and the plan's faults happen. Then everything is mended, dead nodes
+are started again, and the pipeline must drain within a bound of virtual time: what is not where it belongs by then is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from catalogue.invariants import Judge, Key, Violation, checkpoint
+from fakes.faults import Wire
+from fakes.kafka import Cluster, ConsumerTwin, Log, Message, Settings
+from fakes.objects import Bucket, ObjectsTwin
+from fakes.postgres import PostgresTwin, Server
+from sim.air import SimAir
+from sim.loop import POWER, Power, SimLoop, Stalled
+from sim.memo import Memo, SimCompute
+from sim.plan import Fault, Plan
+from thalweg.core.topology import Source, Topology
+from thalweg.errors import ThalwegError
+from thalweg.node import Node
+from thalweg.ports import Database, LogConsumer, ObjectStore, Outside, SchemaRegistry
+from thalweg.probes import Probes
+
+DRAIN_S: Final = 300.0
+"""Virtual seconds within which everything must be where it belongs once nothing goes wrong any more."""
+
+STOP_S: Final = 60.0
+RESTART_S: Final = 0.5
+FAULTS_END_S: Final = 30.0
+IDLE_BYTES: Final = 150 << 20
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is simulated: a topology, what comes in, and what must come of each message.
+
+    `load(partition, index)` gives the message that is `index`-th in `partition`: always the same object.
+    `expected(message, sink)` how many rows it must have in a sink.
+    """
+
+    name: str
+    topology: Topology
+    load: Callable[[int, int], Message]
+    expected: Callable[[Message, str], int]
+    memo: Memo = field(default_factory=Memo)
+
+
+@dataclass
+class Result:
+    """What one run showed."""
+
+    plan: Plan
+    violations: list[Violation]
+    digest: str
+    trace: list[tuple[float, str, str, str, str]]
+    effects: list[tuple[str, str]]
+    armed: Mapping[str, int]
+    fired: Mapping[str, int]
+    felt: Mapping[str, int]
+    virtual_s: float
+    steps: int
+    records: int
+    batches: int
+    repeats: int
+    restarts: int
+    escapes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+
+class PartitionTruth:
+    """One log as the judge asks for it."""
+
+    __slots__ = ("_cache", "_expected", "_log", "_seen")
+
+    def __init__(self, log: Log, expected: Callable[[Message, str], int]) -> None:
+        self._log, self._expected = log, expected
+        self._cache: dict[str, npt.NDArray[np.int32]] = {}
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    @property
+    def low(self) -> int:
+        return self._log.low
+
+    @property
+    def end(self) -> int:
+        return self._log.stable
+
+    def expected(self, sink: str) -> npt.NDArray[np.int32]:
+        log, expected = self._log, self._expected
+        stable = log.stable
+        seen = self._seen.get(sink)
+        if seen == (stable, log.changes):
+            return self._cache[sink]
+        kinds, entries = log.kinds, log.entries
+        found = self._cache[sink] = np.array(
+            [expected(entries[at][1], sink) if kinds[at] == "data" else 0 for at in range(stable)], dtype=np.int32
+        )
+        self._seen[sink] = stable, log.changes
+        return found
+
+
+class Machine:
+    """One place for a node. It is started again after a crash, as a supervisor would."""
+
+    def __init__(self, world: Simulation, name: str) -> None:
+        self.world, self.name = world, name
+        self.power: Power | None = None
+        self.node: Node | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.probes: Probes | None = None
+        self.starts = 0
+        self.ended: list[str] = []
+        self.wanted = False
+
+    @property
+    def running(self) -> bool:
+        return self.task is not None and not self.task.done() and self.power is not None and not self.power.off
+
+    def start(self) -> None:
+        """Switch on."""
+        if self.running:
+            return
+        self.wanted = True
+        self.starts += 1
+        world = self.world
+        self.power = power = Power(self.name)
+        world.air.powers[self.name] = power
+        self.probes = Probes(world.on_probe(self.name))
+        context = copy_context()
+        context.run(POWER.set, power)
+        self.node = Node(world.subject.topology, world.outside(self.name), self.probes)
+        world.air.happened(self.name, "node.start", str(self.starts), "")
+        if self.starts > 1:
+            world.air.reacted("node.restarted")
+        self.task = world.loop.create_task(self.node.run(), name=self.name, context=context)
+        self.task.add_done_callback(self._done, context=world.context)
+
+    def kill(self) -> None:
+        """A power cut. What it had in memory is gone; what it had sent is on its way."""
+        if self.power is None or self.power.off:
+            return
+        self.world.loop.cut_power(self.power)
+        self.world.vanished(self.name)
+        self.world.air.happened(self.name, "node.killed", "", "")
+        self.world.air.later(RESTART_S, self._again)
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        self.wanted = False
+        if self.node is not None and self.running:
+            assert self.power is not None
+            context = copy_context()
+            context.run(POWER.set, self.power)
+            self.world.loop.call_soon(self.node.stop, context=context)
+
+    def _again(self) -> None:
+        if self.wanted and not self.running:
+            self.start()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if task is not self.task or self.power is None or self.power.off:
+            return
+        error = task.exception() if not task.cancelled() else None
+        self.power.off = True
+        self.world.vanished(self.name)
+        if error is None:
+            self.world.air.happened(self.name, "node.stopped", "", "")
+            return
+        words = leaf(error)
+        self.ended.append(words)
+        self.world.air.happened(self.name, "node.failed", words[:200], "")
+        if not isinstance(first(error), ThalwegError):
+            self.world.judge.violations.append(Violation("engine-bug", words))
+        self.world.air.later(RESTART_S, self._again)
+
+
+def first(error: BaseException) -> BaseException:
+    """The error within groups that says most: a bug before a deliberate one."""
+    leaves: list[BaseException] = []
+    todo = [error]
+    while todo:
+        one = todo.pop(0)
+        if isinstance(one, BaseExceptionGroup):
+            todo.extend(one.exceptions)
+        else:
+            leaves.append(one)
+    return next((e for e in leaves if not isinstance(e, ThalwegError)), leaves[0])
+
+
+def leaf(error: BaseException) -> str:
+    """Its first cause in words."""
+    one = first(error)
+    return f"{type(one).__name__}: {one}"
+
+
+class Simulation:
+    """One run of `plan` over `subject`. `run` may be called once."""
+
+    def __init__(self, subject: Subject, plan: Plan, *, memo: bool = True, ties: bool = True) -> None:
+        self.subject, self.plan = subject, plan
+        self.loop = SimLoop(Random(f"ties {plan.seed}") if ties else None)  # type: ignore[abstract]  # the rest are set below the class
+        self.air = SimAir(self.loop, plan, self._fall)
+        self.context = self.air._context
+        topology = subject.topology
+        self.cluster = Cluster(self.air, self._observed)
+        self.buckets: dict[str, Bucket] = {}
+        self.servers: dict[str, Server] = {}
+        self.machines = {f"w{i}": Machine(self, f"w{i}") for i in range(plan.nodes)}
+        exact = [s.name for s in topology.sinks if s.type == "postgres"]
+        self.judge = Judge(topology.gating, exact, self._log_of)
+        self._memo = subject.memo if memo else None
+        self._tables = {s.table: s.name for s in topology.sinks if s.type == "postgres"}
+        self._truths: dict[Key, PartitionTruth] = {}
+        self._parsed: dict[int, tuple[Any, Any]] = subject.memo.parsed if memo else {}
+        self._services = _service_names(topology)
+        self._armed_probes: dict[str, list[tuple[str, int, Fault]]] = {}
+        self.records = self.batches = 0
+        self.on_report: Callable[[str, str, dict[str, Any]], None] | None = None
+        self._drained = False
+
+    # --- what a node is given -------------------------------------------------------------------------------------
+
+    def outside(self, node: str) -> Outside:
+        """Twins, as one node reaches them."""
+        twins: dict[tuple[str, str], Any] = {}
+        compute = SimCompute(self._memo)
+
+        def consumer(source: Source) -> LogConsumer:
+            if source.type != "kafka":
+                raise NotImplementedError(f"no twin of source type {source.type}")
+            return ConsumerTwin(
+                self.cluster, Wire(self.air, node, "kafka"), source=source.name, cluster_id=source.cluster_id,
+                group=source.group, topics=source.topics, settings=Settings.of(source.options),
+            )  # fmt: skip
+
+        def objects(url: str, options: Mapping[str, str]) -> ObjectStore:
+            if ("objects", url) not in twins:
+                name = self._services[url]
+                twins["objects", url] = ObjectsTwin(self.bucket(url), Wire(self.air, node, name), url)
+            found: ObjectStore = twins["objects", url]
+            return found
+
+        def database(dsn: str) -> Database:
+            if ("database", dsn) not in twins:
+                twins["database", dsn] = PostgresTwin(self.server(dsn), Wire(self.air, node, self._services[dsn]))
+            found: Database = twins["database", dsn]
+            return found
+
+        def registry(url: str, options: Mapping[str, str]) -> SchemaRegistry:
+            raise NotImplementedError("there is no twin of a schema registry")
+
+        def report(event: str, **fields: Any) -> None:
+            self.air.happened(node, event, _brief(fields), "")
+            self.air.reacted(event)
+            if self.on_report is not None:
+                self.on_report(node, event, fields)
+
+        return Outside(
+            _Clock(self.loop), compute, consumer, objects, database, registry, lambda: IDLE_BYTES, lambda: None, report
+        )
+
+    def bucket(self, url: str) -> Bucket:
+        if url not in self.buckets:
+            self.buckets[url] = Bucket(self.air, lambda operation, key, body: self._put(url, operation, key, body))
+        return self.buckets[url]
+
+    def server(self, dsn: str) -> Server:
+        if dsn not in self.servers:
+            self.servers[dsn] = Server(self.air, self._observed)
+        return self.servers[dsn]
+
+    def vanished(self, node: str) -> None:
+        """Its process is gone: connections break, and nobody says goodbye."""
+        self.cluster.vanish(node)
+        for server in self.servers.values():
+            server.connection_lost(node)
+
+    def on_probe(self, node: str) -> Callable[[str, int], None] | None:
+        armed = self._armed_probes.get(node)
+        if not armed:
+            return None
+
+        def reached(name: str, ordinal: int) -> None:
+            for entry in armed:
+                if entry[0] == name and entry[1] == ordinal:
+                    armed.remove(entry)
+                    self.air.fire(entry[2])
+                    self.machines[node].kill()
+                    return
+
+        return reached
+
+    # --- effects, as the judge hears of them ----------------------------------------------------------------------
+
+    def _log_of(self, key: Key) -> PartitionTruth:
+        found = self._truths.get(key)
+        if found is None:
+            log = self.cluster.log_of(key[0], key[1], key[2])
+            found = self._truths[key] = PartitionTruth(log, self.subject.expected)
+        return found
+
+    def _observed(self, what: str, value: Any) -> None:
+        if what == "commit":
+            _, at = value
+            for part, offset in at.items():
+                self.judge.committed((part.topic, part.incarnation, part.number), offset)
+            self._drained = False if not self.air.calm else self._all_drained()
+        elif what == "rows":
+            table, batches = value
+            sink = self._tables.get(str(table))
+            if sink is not None:
+                for batch in batches:
+                    self._rows(sink, batch)
+        elif what == "ranges":
+            _, partition, sink, ranges = value
+            self.judge.claimed(_key_of(partition), sink, list(ranges))
+        elif what == "document":
+            _, partition, text = value
+            self.judge.checkpointed(_key_of(partition), checkpoint(text))
+
+    def _put(self, url: str, operation: str, key: str, body: Any) -> None:
+        if operation == "delete":
+            return
+        if key.endswith(".json"):
+            slug = key.removesuffix(".json").split("/", 2)[2]
+            self.judge.checkpointed(_key_of(slug), checkpoint(bytes(body)))
+            return
+        if not key.endswith(".parquet"):
+            return
+        folder = key.rpartition("/")[0]
+        service = self._services[url]
+        sink = next((s.name for s in self.subject.topology.sinks if s.type == "parquet" and s.url == url), service)
+        found = self._parsed.get(id(body))
+        if found is None:
+            found = self._parsed[id(body)] = (body, self._read(body))
+        offsets, contents = found[1]
+        key_of = _key_of(folder)
+        self.judge.landed(sink, key_of, offsets, self._altered(key_of, sink, offsets, contents))
+
+    def _read(self, body: Any) -> tuple[npt.NDArray[np.int64], Any]:
+        prefix = self.subject.topology.prefix
+        table = pq.read_table(pa.BufferReader(body))
+        offsets = table.column(f"{prefix}source_offset").to_numpy()
+        if f"{prefix}payload" not in table.column_names or f"{prefix}message_key" not in table.column_names:
+            return offsets, None
+        values = (table.column(f"{prefix}{n}").to_pylist() for n in ("payload", "message_key", "source_headers"))
+        return offsets, list(zip(*values, strict=True))
+
+    def _altered(self, key: Key, sink: str, offsets: npt.NDArray[np.int64], contents: Any) -> str:
+        """What of a raw object is not as it was produced."""
+        if contents is None:
+            return ""
+        entries = self._log_of(key)._log.entries
+        for at, (value, its_key, headers) in zip(offsets.tolist(), contents, strict=True):
+            if at >= len(entries):
+                return ""  # a phantom, which the judge names
+            message = entries[at][1]
+            wanted = [{"key": k, "value": v} for k, v in message.headers] if message.headers else None
+            if value != message.value or its_key != message.key or headers != wanted:
+                return f"offset {at} is not as it was produced"
+        return ""
+
+    def _rows(self, sink: str, batch: pa.RecordBatch) -> None:
+        found = self._parsed.get(id(batch))
+        if found is None:
+            found = self._parsed[id(batch)] = (batch, self._places(batch))
+        for topic, number, offsets in found[1]:
+            key = (topic, self.cluster.topics[topic].incarnation, number)
+            self.judge.landed(sink, key, offsets)
+
+    def _places(self, batch: pa.RecordBatch) -> list[tuple[str, int, npt.NDArray[np.int64]]]:
+        prefix = self.subject.topology.prefix
+        topics = batch.column(f"{prefix}source_topic").to_pylist()
+        numbers = batch.column(f"{prefix}source_partition").to_numpy()
+        offsets = batch.column(f"{prefix}source_offset").to_numpy()
+        out = []
+        for topic, number in sorted(set(zip(topics, numbers.tolist(), strict=True))):
+            mine = (numbers == number) & np.array([t == topic for t in topics])
+            out.append((topic, number, offsets[mine]))
+        return out
+
+    # --- the run --------------------------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        """Both phases and the judgement."""
+        plan, topology = self.plan, self.subject.topology
+        try:
+            for source in topology.sources:
+                for topic in source.topics:
+                    self.cluster.create(topic, plan.partitions)
+            last = self._schedule_load()
+            last = max(last, self._schedule_faults())
+            for i, machine in enumerate(self.machines.values()):
+                self.air.later(0.05 * i, machine.start)
+            self._phase(lambda: bool(self.judge.violations), last)
+            if not self.judge.violations:
+                self._mend()
+                drained = self._phase(lambda: self._drained or bool(self.judge.violations), self.air.now() + DRAIN_S)
+                if not drained:
+                    self._not_drained()
+            if not self.judge.violations:
+                for machine in self.machines.values():
+                    machine.stop()
+                if not self._phase(lambda: not any(m.running for m in self.machines.values()), self.air.now() + STOP_S):
+                    stuck = [m.name for m in self.machines.values() if m.running]
+                    self.judge.violations.append(Violation("stops", f"{', '.join(stuck)} did not stop within {STOP_S:g} s"))
+            if not self.judge.violations:
+                keys = [(t.name, t.incarnation, n) for t in self.cluster.topics.values() for n in range(len(t.logs))]
+                self.judge.final(keys, sorted(topology.gating))
+        except Stalled as error:
+            self.judge.violations.append(Violation("stalled", str(error)))
+        finally:
+            result = self._result()
+            self.loop.close()
+        return result
+
+    def _phase(self, over: Callable[[], bool], until: float) -> bool:
+        """Run until `over()`; False when `until` came first. Violations end every phase."""
+        try:
+            return self.loop.run_while(lambda: not (over() or self.judge.violations), until)
+        except AssertionError as error:
+            if isinstance(error, Stalled):
+                raise
+            self.judge.violations.append(Violation("livelock" if "steps at" in str(error) else "engine-bug", str(error)))
+            return True
+
+    def _schedule_load(self) -> float:
+        """Producers: batches of records to each partition, at times of their own stream; when the last one is sent."""
+        plan = self.plan
+        chance = Random(f"load {plan.load}")
+        topics = [t for s in self.subject.topology.sources for t in s.topics]
+        spikes = [f for f in plan.faults if f.kind in ("spike", "skew")]
+        sizes = _sizes(plan.records, plan.partitions, chance)
+        last = 0.0
+        for topic in topics:
+            for number in range(plan.partitions):
+                at, index, left = chance.random() * 0.2, 0, sizes[number]
+                while left > 0:
+                    n = min(left, BATCH * (1 + int(chance.random() * 3)))
+                    when = at
+                    for fault in spikes:
+                        if fault.kind == "spike" and float(fault.at) < when:
+                            when = float(fault.at)
+                    self.air.later(when, self._produce, topic, number, index, n)
+                    last = max(last, when)
+                    index, left, at = index + n, left - n, at + 0.05 + chance.random() * 0.4
+        return last
+
+    def _produce(self, topic: str, number: int, index: int, n: int) -> None:
+        load = self.subject.load
+        for fault in self.plan.faults:
+            if fault.kind == "skew" and self.air.now() >= float(fault.at):
+                number = 0
+                self.air.fired["skew"] += not self.air.fired["skew"]
+                self.air.felt["skew"] += not self.air.felt["skew"]
+            if fault.kind == "spike" and self.air.now() == float(fault.at):
+                self.air.fired["spike"] += not self.air.fired["spike"]
+                self.air.felt["spike"] += not self.air.felt["spike"]
+        log = self.cluster.topics[topic].logs[number]
+        first = log.end
+        self.cluster.produce(topic, number, [load(number, first + i) for i in range(n)])
+        self.records += n
+        self.batches += 1
+        self.air.happened("producer", "produce", f"{topic}/{number}", f"{first}+{n}")
+
+    def _schedule_faults(self) -> float:
+        last = 0.0
+        for fault in self.plan.faults:
+            if isinstance(fault.at, str):
+                if fault.at.startswith("probe:"):
+                    node, _, rest = fault.at.removeprefix("probe:").partition(":")
+                    name, _, ordinal = rest.partition("#")
+                    self._armed_probes.setdefault(node, []).append((name, int(ordinal or 1), fault))
+                continue
+            if fault.kind in ("spike", "skew"):
+                continue
+            self.air.later(fault.at, self._strike, fault)
+            last = max(last, fault.at + fault.for_s)
+        return min(last, FAULTS_END_S)
+
+    def _strike(self, fault: Fault) -> None:
+        if self.air.calm:
+            return
+        machine = self.machines.get(fault.node)
+        if fault.kind == "kill" and machine is not None and machine.running:
+            self.air.fire(fault)
+            machine.kill()
+        elif fault.kind == "pause" and machine is not None and machine.running:
+            self.air.fire(fault)
+            assert machine.power is not None
+            self.loop.hold(machine.power)
+            self.air.later(fault.for_s, self._go_on, machine.power, fault)
+        elif fault.kind in ("cut", "slow", "fill"):
+            self.air.fire(fault)
+            self.air.begin(fault)
+            self.air.later(fault.for_s, self.air.end, fault)
+        elif fault.kind == "rebalance":
+            self.air.fire(fault)
+            extra = self.machines.setdefault(f"x{len(self.machines)}", Machine(self, f"x{len(self.machines)}"))
+            extra.start()
+            self.air.later(fault.for_s, extra.stop)
+
+    def _go_on(self, power: Power, fault: Fault) -> None:
+        if power.held:
+            if power.waiting:
+                self.air._feel("pause")
+            self.loop.release(power)
+            self.air.happened(power.name, "node.resumed", "", "")
+
+    def _fall(self, node: str) -> None:
+        self.machines[node].kill()
+
+    def _mend(self) -> None:
+        self.air.clear()
+        self.air.happened("world", "calm", "", "")
+        for server in self.servers.values():
+            server.full = False
+        for name, machine in self.machines.items():
+            if machine.power is not None and machine.power.held:
+                self.loop.release(machine.power)
+            if name.startswith("x"):
+                machine.stop()
+            elif not machine.running:
+                machine.start()
+        self._drained = self._all_drained()
+
+    def _all_drained(self) -> bool:
+        """Whether the group's offsets are at every log's end: the judge looks at the rest."""
+        for topic in self.cluster.topics.values():
+            for number, log in enumerate(topic.logs):
+                if log.stable and self.judge.commits.get((topic.name, topic.incarnation, number), 0) < log.stable:
+                    return False
+        return True
+
+    def _not_drained(self) -> None:
+        ended = [f"{m.name} ended {len(m.ended)} times, last: {m.ended[-1]}" for m in self.machines.values() if m.ended]
+        behind = [
+            f"{t.name}/{n}: {self.judge.commits.get((t.name, t.incarnation, n), 0)} of {log.stable}"
+            for t in self.cluster.topics.values()
+            for n, log in enumerate(t.logs)
+            if self.judge.commits.get((t.name, t.incarnation, n), 0) < log.stable
+        ]
+        what = f"not drained {DRAIN_S:g} s after the last fault: {', '.join(behind)}"
+        self.judge.violations.append(Violation("liveness", "; ".join([what, *ended])))
+
+    def _result(self) -> Result:
+        air = self.air
+        return Result(
+            self.plan, list(self.judge.violations), air.digest(), air.trace, air.effects, air.armed, air.fired, air.felt,
+            air.now(), self.loop.steps, self.records, self.batches, self.judge.repeats,
+            sum(max(0, m.starts - 1) for m in self.machines.values()),
+        )  # fmt: skip
+
+
+BATCH: Final = 25
+
+
+def _sizes(records: int, partitions: int, chance: Random) -> list[int]:
+    """Records a partition, in whole producer batches where it can be."""
+    even = records // partitions
+    sizes = [even] * partitions
+    sizes[int(chance.random() * partitions)] += records - even * partitions
+    return sizes
+
+
+def _key_of(slug: str) -> Key:
+    """A partition slug as the judge's key: the format is in ARCHITECTURE.md."""
+    _, topic, tail = slug.rsplit("/", 2)
+    number, _, incarnation = tail.partition("@")
+    return topic, incarnation, int(number)
+
+
+def _service_names(topology: Topology) -> dict[str, str]:
+    """A short name for each address: the sink's, where one sink has it to itself."""
+    users: dict[str, list[str]] = {}
+    for sink in topology.sinks:
+        users.setdefault(sink.url, []).append("pg" if sink.type == "postgres" and _shared(topology, sink.url) else sink.name)
+    names = {url: found[0] for url, found in users.items()}
+    names.setdefault(topology.coverage.url, "coverage")
+    return names
+
+
+def _shared(topology: Topology, url: str) -> bool:
+    return sum(s.url == url for s in topology.sinks) > 1
+
+
+def _brief(fields: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(fields.items()))[:300]
+
+
+class _Clock:
+    def __init__(self, loop: SimLoop) -> None:
+        self._env = loop.env
+
+    def monotonic(self) -> float:
+        return self._env._now
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000 + int(self._env._now * 1000)
+
+
+__all__ = ["Machine", "Result", "Simulation", "Subject"]
