@@ -106,6 +106,7 @@ class Log:
         self.kinds: list[Kind] = []
         self.entries: list[tuple[int, Message]] = []
         self.open: dict[str, int] = {}  # producers with a transaction under way: their first offset
+        self.whole = True  # nothing but data in it
         self.changes = 0  # how often what was there already has become something else
 
     @property
@@ -117,11 +118,13 @@ class Log:
         """The last stable offset: what a read_committed reader may see ends here."""
         return min(self.open.values(), default=len(self.entries))
 
-    def append(self, message: Message, kind: Kind = Kind.DATA) -> int:
-        at = len(self.entries)
-        self.entries.append((at, message))
-        self.kinds.append(kind)
-        return at
+    def append(self, messages: Iterable[Message], kind: Kind = Kind.DATA) -> int:
+        """The first offset."""
+        first = len(self.entries)
+        self.entries.extend(enumerate(messages, first))
+        self.kinds.extend([kind] * (len(self.entries) - first))
+        self.whole = self.whole and kind is Kind.DATA
+        return first
 
     def visible(self, start: int = 0, stop: int | None = None) -> list[tuple[int, Message]]:
         """What a reader sees of `[start, stop)`."""
@@ -378,9 +381,7 @@ class Cluster:
     def produce(self, name: str, number: int, messages: Iterable[Message]) -> int:
         """Append to one partition; the first offset."""
         log = self.topics[name].logs[number]
-        first = log.end
-        for message in messages:
-            log.append(message)
+        first = log.append(messages)
         self.observe("produced", (name, number, first, log.end))
         self.wake()
         return first
@@ -390,9 +391,7 @@ class Cluster:
         log = self.topics[name].logs[number]
         first = log.end
         log.open.setdefault(producer, first)
-        for message in messages:
-            log.append(message, Kind.DATA)
-        return first
+        return log.append(messages)
 
     def end_transaction(self, producer: str, name: str, *, commit: bool) -> None:
         """Write the markers. Aborted records stay in the log, unseen."""
@@ -404,7 +403,7 @@ class Cluster:
                 for at in range(first, log.end):
                     log.kinds[at] = Kind.ABORTED
                 log.changes += 1
-            log.append(MARKER, Kind.MARKER)
+            log.append([MARKER], Kind.MARKER)
             self.observe("produced", (name, number, first, log.end))
         self.wake()
 
@@ -414,6 +413,7 @@ class Cluster:
         for at in offsets:
             log.kinds[at] = Kind.GONE
         log.changes += 1
+        log.whole = False
         self.observe("compacted", (name, number))
 
     def retain(self, name: str, number: int, low: int) -> None:
@@ -654,6 +654,9 @@ class ConsumerTwin:
             found: list[tuple[int, Message]] = []
             at, stable = fetch.at, log.stable
             kinds, entries, data = log.kinds, log.entries, Kind.DATA
+            if log.whole:
+                found = entries[at : min(stable, at + left)]
+                at += len(found)
             while at < stable and len(found) < left:
                 if kinds[at] is data:
                     found.append(entries[at])

@@ -20,7 +20,7 @@ from thalweg.core.topology import Source, Topology
 from thalweg.ports import Records
 from thalweg.runtime.lake import encoded
 from thalweg.runtime.pipeline import Digested, digested
-from thalweg.runtime.table import stamped_rows
+from thalweg.runtime.table import joined_rows, stamped_rows
 from thalweg.runtime.transform import Transform
 
 T = TypeVar("T")
@@ -34,6 +34,8 @@ class Memo:
     def __init__(self) -> None:
         self.hits = self.misses = 0
         self.parsed: dict[int, tuple[Any, Any]] = {}  # what a judge read in a body or batch, which is kept, so ids stay
+        self.same: dict[int, tuple[Any, Any]] = {}  # contents found to be as they were produced, and of which messages
+        self.validated: dict[int, Any] = {}  # what a server found in a batch, likewise
         self._results: dict[Hashable, Any] = {}
         self._named: dict[int, tuple[Frame, Hashable]] = {}  # frame -> its content's name; the frame is kept, so ids stay
 
@@ -72,6 +74,9 @@ class Memo:
             prefix, chunk = args
             content = self._content(chunk)
             return None if content is None else ("stamped", prefix, chunk.start, chunk.stop, content)
+        if work is joined_rows:
+            content = self._content(args[0])
+            return None if content is None else ("joined", args[0].start, args[0].stop, content)
         return None
 
     def _key_of_batch(

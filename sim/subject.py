@@ -47,6 +47,12 @@ class Load:
             made.append(self._make(partition, len(made)))
         return made[index]
 
+    def some(self, partition: int, first: int, n: int) -> list[Message]:
+        """`n` of them from `first` on."""
+        if n:
+            self(partition, first + n - 1)
+        return self._made[partition][first : first + n]
+
     def expected(self, message: Message, sink: str) -> int:
         """Rows of `message` in `sink`, by the pipeline's pure part."""
         if message not in self._rows:
@@ -86,13 +92,13 @@ def subject_of(path: Path, sample: Path | None = None) -> Subject:
         raise Refused(found.faults)
     topology = _fit_for_simulation(found.topology, path)
     if path.resolve() == STANDARD.resolve():
-        return Subject("standard", topology, Load(standard_message, topology), standard_rows)
+        return Subject("standard", topology, Load(standard_message, topology).some, standard_rows)
     beside = path.with_name("sample.ndjson")
     lines = _lines(sample or (beside if beside.exists() else None))
     source = topology.sources[0]
     make = _from_lines(lines) if lines else _from_schema(source)
     load = Load(make, topology)
-    return Subject(path.stem if path.stem != "pipeline" else topology.name, topology, load, load.expected)
+    return Subject(path.stem if path.stem != "pipeline" else topology.name, topology, load.some, load.expected)
 
 
 def _fit_for_simulation(topology: Topology, path: Path) -> Topology:

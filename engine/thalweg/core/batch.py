@@ -7,6 +7,7 @@ is a function of the locator alone. It never looks at payload bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
@@ -63,7 +64,7 @@ class Partition:
     number: int
     incarnation: str
 
-    @property
+    @cached_property
     def slug(self) -> str:
         """`<source>/<topic>/<partition>@<incarnation>`, each piece percent-encoded so that it is one path segment.
 

@@ -44,6 +44,11 @@ def stamped_rows(prefix: str, chunk: Chunk) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
+def joined_rows(chunk: Chunk) -> pa.RecordBatch:
+    """The chunk's rows, as one batch; it has some."""
+    return pa.concat_batches([frame.rows for frame in chunk.frames if frame.rows.num_rows])
+
+
 class TableLander:
     """Lands chunks of one sink in one table."""
 
@@ -102,10 +107,9 @@ class TableLander:
         return np.flatnonzero(keep)
 
     async def _land_aside(self, chunk: Chunk) -> None:
-        batches = [frame.rows for frame in chunk.frames if frame.rows.num_rows]
-        if not batches:
+        if chunk.rows == 0:
             return
-        rows = pa.concat_batches(batches)
+        rows = await self._compute.run(joined_rows, chunk)
         await self._ensure(rows.schema)
         try:
             await self._merged_aside(rows)
