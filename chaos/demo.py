@@ -53,63 +53,7 @@ TOPIC = "flights"
 PARTITIONS = 4
 DEADLINE_S = 110.0
 
-PIPELINE = """\
-pipeline: {name: flights}
-
-sources:
-  - name: flights
-    type: kafka
-    cluster_id: demo
-    topics: [flights]
-    offset_reset: earliest
-    options:
-      bootstrap.servers: ${env:DEMO_BROKERS}
-      session.timeout.ms: 3000
-      heartbeat.interval.ms: 500
-    codec:
-      type: json
-      schema:
-        year: int32
-        month: int32
-        day: int32
-        dep_time: int32
-        sched_dep_time: int32
-        dep_delay: int32
-        arr_time: int32
-        sched_arr_time: int32
-        arr_delay: int32
-        carrier: string
-        flight: int32
-        tailnum: string
-        origin: string
-        dest: string
-        air_time: int32
-        distance: int32
-        time_hour: "timestamp[s]"
-
-transforms:
-  - name: legs
-    sql: |
-      SELECT carrier, flight, tailnum, origin, dest, dep_time, arr_time, air_time, distance, time_hour,
-             coalesce(dep_delay, 0) + coalesce(arr_delay, 0) AS delay_total,
-             round(CAST(distance AS DOUBLE) * 60 / CAST(air_time AS DOUBLE), 1) AS speed_mph,
-             make_date(year, month, day) AS flown_on
-      FROM source
-
-quality:
-  rules:
-    - {id: departed, input: legs, column: dep_time, not_null: true, action: dlq, code: cancelled}
-    - {id: arrived, input: legs, column: air_time, not_null: true, action: dlq, code: diverted}
-    - {id: long-enough, input: legs, column: distance, min: 100, action: drop}
-
-sinks:
-  - {name: raw, type: parquet, role: primary-raw, url: raw, age_ms_max: 400}
-  - {name: legs, type: postgres, input: legs, url: "${env:DEMO_POSTGRES}", table: legs, on_failure: hold}
-  - {name: rejects, type: postgres, role: dlq, url: "${env:DEMO_POSTGRES}", table: rejects}
-
-coverage: {interval_ms: 200}
-flow: {memory_limit_bytes: 768MiB, poll_records_max: 20000}
-"""
+PIPELINE = (Path(__file__).parent.parent / "examples" / "flights" / "pipeline.yaml").read_text(encoding="utf-8")
 
 NUMBERS = (
     "year month day dep_time sched_dep_time dep_delay arr_time sched_arr_time arr_delay flight air_time distance hour minute"

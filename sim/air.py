@@ -54,6 +54,7 @@ class SimAir:
         self._full: set[str] = set()
         self._ordinals: Counter[str] = Counter()
         self._fates: dict[str, Fault] = {f.at: f for f in plan.faults if isinstance(f.at, str)}
+        self.pending: set[Fault] = set(self._fates.values())  # faults of effects that have not come yet; never iterated
         self._waiting: list[Fault] = []  # fired, and not felt yet
 
     # --- what twins ask -------------------------------------------------------------------------------------------
@@ -101,7 +102,8 @@ class SimAir:
         if self.calm:
             return DONE
         fault = self._fates.get(address) or self._fates.get(f"{operation}#{self._ordinals[operation]}")
-        if fault is not None:
+        if fault is not None and fault in self.pending:
+            self.pending.discard(fault)
             self.fire(fault)
             return FATES[fault.kind]
         if self._full and operation.partition(".")[0] in self._full and not operation.startswith("kafka"):

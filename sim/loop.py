@@ -17,7 +17,6 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from random import Random
 from typing import Any, Final, NoReturn, TypeVar
@@ -29,6 +28,8 @@ from sim.fence import Escape
 T = TypeVar("T")
 
 STEPS_PER_INSTANT_MAX: Final = 100_000
+AWAITS_MAX: Final = 100
+"""In the `finally` blocks of one abandoned coroutine."""
 
 
 class Livelock(AssertionError):
@@ -274,18 +275,27 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
         pending = [t for t in (*self._kept, *asyncio.all_tasks(self)) if not t.done()]
         hook = sys.unraisablehook
-        sys.unraisablehook = lambda _unraisable: None  # a coroutine that awaits while it is thrown away
+        sys.unraisablehook = lambda _unraisable: None
         try:
             for task in pending:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own switch; they are abandoned on purpose
-                coro = task.get_coro()
-                if coro is not None:
-                    with suppress(RuntimeError, ValueError):  # it awaited again, or is what called us
-                        coro.close()
+                _thrown_away(task.get_coro())
         finally:
             sys.unraisablehook = hook
         self._kept.clear()
         self.env._queue.clear()
+
+
+def _thrown_away(coro: Any) -> None:
+    """Close it. A `finally` that awaits is thrown at again, until nothing is left of it."""
+    for _ in range(AWAITS_MAX):
+        try:
+            coro.close()
+        except RuntimeError:  # it awaited: "coroutine ignored GeneratorExit"
+            continue
+        except BaseException:  # whatever its `except` and `finally` blocks make of it; the world is over
+            return
+        return
 
 
 def _escapes(name: str) -> Callable[..., NoReturn]:
