@@ -168,12 +168,16 @@ REQUEST_TIMEOUT_S: Final = 5.0
 
 
 class Wire:
-    """One node's line to one service. `where` is what its errors say of it."""
+    """One node's line to one service. `where` is what its errors say of it.
 
-    __slots__ = ("air", "node", "service", "where")
+    `ordered` is one connection: what is sent first arrives first. Else it is a pool of them, and nothing is promised.
+    """
 
-    def __init__(self, air: Air, node: str, service: str, where: str = "") -> None:
-        self.air, self.node, self.service, self.where = air, node, service, where or service
+    __slots__ = ("_arrival_s", "air", "node", "ordered", "service", "where")
+
+    def __init__(self, air: Air, node: str, service: str, where: str = "", *, ordered: bool = False) -> None:
+        self.air, self.node, self.service, self.where, self.ordered = air, node, service, where or service, ordered
+        self._arrival_s = 0.0
 
     def ask(
         self,
@@ -197,7 +201,12 @@ class Wire:
             air.later(air.latency_s(node, self.service), self._settle, future, None, self._error(Transient, "unreachable"))
             air.happened(node, f"{self.service}.{operation}", detail, "unreachable")
             return future
-        air.later(air.latency_s(node, self.service), self._arrived, future, operation, arrive, detail, changes, refused)
+        delay_s = air.latency_s(node, self.service)
+        if self.ordered:
+            now = air.now()
+            self._arrival_s = max(now + delay_s, self._arrival_s + 1e-9)
+            delay_s = self._arrival_s - now
+        air.later(delay_s, self._arrived, future, operation, arrive, detail, changes, refused)
         return future
 
     async def call(
