@@ -3,6 +3,7 @@
     run PIPELINE         draw faults by seeds: --seeds N or --seconds S, --seed K for one, --jobs J, --json OUT
     crashpoints PIPELINE every effect of a clean run in four positions; --pairs for every two of them
     meta PIPELINE        each seed in two processes with two hash seeds: the same events, or the first that differs
+    sabotage standard    plant each bug of catalogue.sabotage and see it found
     replay FILE          one plan again, and its story
 
 PIPELINE is any file that `thalweg check` accepts and whose technologies have twins, or `standard`. Records come from
@@ -391,6 +392,58 @@ def replay(options: argparse.Namespace) -> int:
     return 0
 
 
+# --- planted bugs -----------------------------------------------------------------------------------------------------
+
+
+def sabotage(options: argparse.Namespace) -> int:
+    """Plant each bug in turn and search for it; a bug that is not found, or a clean engine that is blamed, fails."""
+    from catalogue.sabotage import INVARIANTS, PLANTS, REAL_ONLY, SPEC_ONLY
+
+    subject = loaded(options.subject, options.sample)
+    prepared()
+    base = base_plan(options)
+    space = Range.of(subject, base)
+    names = options.names or [name for name in PLANTS if name not in REAL_ONLY and name not in SPEC_ONLY]
+    if unknown := [name for name in names if name not in PLANTS]:
+        print(f"no planted bug is called {unknown[0]!r}", file=sys.stderr)
+        return 2
+    table = Table("planted bug", "found at seed", "by invariant", title=f"{subject.name}: {len(names)} planted bugs")
+    found: dict[str, tuple[int, str]] = {}
+    begun = time.perf_counter()
+    broken: dict[str, set[str]] = {}
+    for name in names:
+        with planted(name):
+            for number in range(1, options.seeds + 1):
+                result = explore.simulate(subject, explore.plan_of(space, base, number))
+                if not result.ok:
+                    found[name] = number, result.violations[0].invariant
+                    broken[name] = {v.invariant for v in result.violations}
+                    break
+        fence.ESCAPES.clear()
+        seed, invariant = found.get(name, (0, "-"))
+        table.add_row(name, str(seed) if seed else "NOT FOUND", invariant)
+        if not options.quiet:
+            console.print(f"{name:<42} {seed or 'NOT FOUND'!s:>9}  {invariant}")
+    survivors = [name for name in names if name not in found]
+    idle = sorted(
+        invariant for invariant, plants in INVARIANTS.items()
+        if set(plants) <= set(names) and not any(invariant in broken.get(name, ()) for name in plants)
+    )  # fmt: skip
+    median = sorted(seed for seed, _ in found.values())[len(found) // 2] if found else 0
+    console.print(
+        f"{len(found)} of {len(names)} planted bugs found, median {median} seeds, {time.perf_counter() - begun:.0f} s; "
+        f"survivors: {', '.join(survivors) or 'none'}; invariants that nothing broke: {', '.join(idle) or 'none'}"
+    )
+    if options.json:
+        body = {"found": found, "survivors": survivors, "median": median, "invariants_unbroken": idle}
+        options.json.write_text(json.dumps(body, indent=2))
+    if survivors or idle or median > 50:
+        console.print("[bold]FAILS[/bold]")
+        return 1
+    console.print("holds: every planted bug is found, and every invariant breaks by its own")
+    return 0
+
+
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
@@ -409,11 +462,12 @@ def parser() -> argparse.ArgumentParser:
         ("crashpoints", crashpoints, "every effect in every position"),
         ("meta", meta, "the same events in two processes"),
         ("_traces", traces, None),
+        ("sabotage", sabotage, "plant each bug and see it found"),
     ):
         one = command(name, call, help_)
         one.add_argument("subject", metavar="PIPELINE")
         one.add_argument("--sample", type=Path, help="records, one a line")
-        one.add_argument("--records", type=int, default=1_000 if name in ("run", "meta", "_traces") else 200)
+        one.add_argument("--records", type=int, default=1_000 if name in ("run", "meta", "_traces", "sabotage") else 200)
         one.add_argument("--partitions", type=int, default=4)
         one.add_argument("--nodes", type=int, default=2)
         one.add_argument("--sabotage", default="", help="plant a bug")
@@ -427,6 +481,9 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument("--seconds", type=float, default=0.0)
             one.add_argument("--seed", type=int, help="only this one")
             one.add_argument("--jobs", type=int, default=1)
+        if name == "sabotage":
+            one.add_argument("names", nargs="*", metavar="BUG", help="only these")
+            one.add_argument("--quiet", action="store_true")
         if name == "crashpoints":
             one.add_argument("--pairs", action="store_true")
         if name in ("meta", "_traces"):

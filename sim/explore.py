@@ -19,11 +19,13 @@ from itertools import combinations
 from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
+from catalogue.invariants import Violation
 from fakes.faults import POSITIONS
 from sim.air import Event, line
 from sim.fence import ESCAPES
 from sim.plan import EFFECTS, TIMED, Fault, Plan, applicable
 from sim.world import Result, Simulation, Subject
+from thalweg.core.topology import OffsetReset
 
 T = TypeVar("T")
 
@@ -39,6 +41,7 @@ def simulate(subject: Subject, plan: Plan, *, memo: bool = True) -> Result:
     before = len(ESCAPES)
     result = Simulation(subject, plan, memo=memo).run()
     result.escapes = ESCAPES[before:]
+    result.violations += [Violation("escape", escape) for escape in result.escapes]
     return result
 
 
@@ -80,6 +83,7 @@ class Range:
     operations: dict[str, int]  # effects by operation
     services: tuple[str, ...]
     ends_s: float
+    forgives: bool  # a source that lost records to retention goes on, with an explained gap
 
     @classmethod
     def of(cls, subject: Subject, plan: Plan) -> Range:
@@ -88,12 +92,14 @@ class Range:
             raise AssertionError(f"a run of {subject.name} without any fault fails: {clean.violations[0]}")
         counts = Counter(operation for _, operation in clean.effects)
         services = sorted({operation.partition(".")[0] for operation in counts})
-        return cls(dict(sorted(counts.items())), tuple(services), clean.virtual_s)
+        forgives = all(s.offset_reset is OffsetReset.EARLIEST for s in subject.topology.sources)
+        return cls(dict(sorted(counts.items())), tuple(services), clean.virtual_s, forgives)
 
 
 def drawn(space: Range, plan: Plan, choice: Choice) -> Plan:
     """`plan` with faults, drawn. Durations are in steps of a tenth, so that a shrunk plan reads well."""
-    kinds = [kind for kind in (*sorted(EFFECTS), *sorted(TIMED)) if choice.flag()] or ["killed-after"]
+    every = [kind for kind in (*sorted(EFFECTS), *sorted(TIMED)) if kind != "retention" or space.forgives]
+    kinds = [kind for kind in every if choice.flag()] or ["killed-after"]
     faults = []
     for _ in range(choice.whole(1, FAULTS_MAX)):
         fault = _fault(space, plan, choice.pick(kinds), choice)
@@ -113,6 +119,8 @@ def _fault(space: Range, plan: Plan, kind: str, choice: Choice) -> Fault | None:
     node = f"w{choice.whole(0, plan.nodes - 1)}"
     if kind in ("spike", "skew"):
         return Fault(kind, at)
+    if kind == "retention":
+        return Fault(kind, at, node=str(choice.whole(0, plan.partitions - 1)), factor=choice.pick((0.5, 1.0)))
     if kind == "kill":
         return Fault(kind, at, node=node)
     if kind == "rebalance":

@@ -27,6 +27,7 @@ TIMED: Final = {
     "rebalance": "one more node joins the group, and leaves it again",
     "fill": "a service's disk is full",
     "spike": "much of what would come later comes now",
+    "retention": "the oldest records of a partition are dropped, read or not",
     "skew": "what was meant for all partitions comes to one",
 }
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from catalogue import sabotage
 from catalogue.invariants import Judge, Key, Violation, checkpoint
 from fakes.faults import Wire
 from fakes.kafka import MARKER, Cluster, ConsumerTwin, Entry, Log, Message, Settings
@@ -256,6 +257,7 @@ class Simulation:
         self.machines = {f"w{i}": Machine(self, f"w{i}") for i in range(plan.nodes)}
         exact = [s.name for s in topology.sinks if s.type == "postgres"]
         self.judge = Judge(topology.gating, exact, self._log_of)
+        memo = memo and not _Fresh.depth
         self._memo = subject.memo if memo else None
         self._tables = {s.table: s.name for s in topology.sinks if s.type == "postgres"}
         self._truths: dict[Key, PartitionTruth] = {}
@@ -462,6 +464,12 @@ class Simulation:
                 if not drained:
                     self._not_drained()
             if not self.judge.violations:
+                self._phase(self._nothing_held, self.air.now() + STOP_S)
+                for machine in self.machines.values():
+                    if machine.running and machine.node is not None and machine.node.budget.used_bytes:
+                        what = f"{machine.name} holds {machine.node.budget.used_bytes} bytes of budget with nothing to do"
+                        self.judge.violations.append(Violation("budget", what))
+            if not self.judge.violations:
                 for machine in self.machines.values():
                     machine.stop()
                 if not self._phase(lambda: not any(m.running for m in self.machines.values()), self.air.now() + STOP_S):
@@ -557,6 +565,12 @@ class Simulation:
             self.air.fire(fault)
             self.air.begin(fault)
             self.air.later(fault.for_s, self.air.end, fault)
+        elif fault.kind == "retention":
+            self.air.fire(fault)
+            for topic in self.cluster.topics.values():
+                number = int(fault.node or 0) % len(topic.logs)
+                self.cluster.retain(topic.name, number, int(topic.logs[number].end * fault.factor))
+            self.air._feel("retention")
         elif fault.kind == "rebalance":
             self.air.fire(fault)
             extra = self.machines.setdefault(f"x{len(self.machines)}", Machine(self, f"x{len(self.machines)}"))
@@ -595,6 +609,10 @@ class Simulation:
                     return False
         return True
 
+    def _nothing_held(self) -> bool:
+        nodes = [m.node for m in self.machines.values() if m.running and m.node is not None]
+        return not any(node.budget.used_bytes for node in nodes)
+
     def _not_drained(self) -> None:
         ended = [f"{m.name} ended {len(m.ended)} times, last: {m.ended[-1]}" for m in self.machines.values() if m.ended]
         behind = [
@@ -614,6 +632,20 @@ class Simulation:
             sum(max(0, m.starts - 1) for m in self.machines.values()),
         )  # fmt: skip
 
+
+class _Fresh:
+    """A context in which worlds keep no results of pure work: for bugs that are planted in that work."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        _Fresh.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        _Fresh.depth -= 1
+
+
+sabotage.FRESH = _Fresh
 
 BATCH: Final = 25
 
