@@ -22,8 +22,14 @@ from thalweg.core.coverage import NOTHING, Document, RangeSet
 class Ledger:
     """Of one partition in one assignment."""
 
-    def __init__(self, partition: str, base: int, gating: Iterable[str], stored: Document | None = None) -> None:
-        """`base` is the cursor handed to `start()`; `stored` the checkpoint read at assignment, if there was one."""
+    def __init__(
+        self, partition: str, base: int, gating: Iterable[str], stored: Document | None = None, committed: int | None = None
+    ) -> None:
+        """`base` is the cursor handed to `start()`; `stored` the checkpoint read at assignment, if there was one.
+
+        `committed` is what the source has stored, where that is below `base`: what lies between was found durable, and
+        may not be committed before a checkpoint says so.
+        """
         self.partition = partition
         self.gating = frozenset(gating)
         if not self.gating:
@@ -33,7 +39,7 @@ class Ledger:
         self._stored = stored or Document(partition)
         self._durable: dict[str, RangeSet] = {}
         self._explained: dict[str, RangeSet] = {}
-        self.committed = base
+        self.committed = base if committed is None else committed
 
     def claim(self, start: int, stop: int) -> None:
         """The next interval is on its way. It must begin where the last one ended."""

@@ -240,7 +240,7 @@ class Worker:
             self.source.offset_reset if self.source.type == "kafka" else OffsetReset.EARLIEST,  # a file begins at its beginning
             f"source {self.source.name}, {part.topic}[{part.number}]",
         )
-        ledger = Ledger(part.slug, start.base, pipeline.topology.gating, document)
+        ledger = Ledger(part.slug, start.base, pipeline.topology.gating, document, known)
         for name, ranges in found.items():
             ledger.adopt(name, ranges)
         if start.at != start.base:
