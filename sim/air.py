@@ -63,7 +63,8 @@ class SimAir:
         return self.loop.env._now
 
     def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        self.loop.call_later(delay_s, call, *args, context=self._context)
+        loop = self.loop
+        loop.call_at(loop.env._now + delay_s, call, *args, context=self._context)
 
     def latency_s(self, node: str, service: str) -> float:
         base = self._base.get(service)

@@ -18,6 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from heapq import heappush
 from random import Random
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -88,7 +89,9 @@ class Timer(Call):
         args: tuple[Any, ...],
         context: Context | None,
     ) -> None:
-        super().__init__(callback, args, context)
+        self.callback, self.args = callback, args
+        self.context = copy_context() if context is None else context
+        self.gone = False
         self._ready, self._when = ready, when
         self._ok, self.callbacks = True, (self._due,)  # all that SimPy looks at
 
@@ -111,7 +114,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.env = simpy.Environment()
         self.steps = 0
         self.unheard: list[dict[str, Any]] = []  # what asyncio would have logged: exceptions that nobody retrieved
-        self._ties = ties
+        self._ties = None if ties is None else ties.random
         self._ready: deque[Call] = deque()
         self._closed = self._running = False
         self._kept: list[asyncio.Task[Any]] = []
@@ -167,9 +170,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         timer: Any = Timer(self._ready, when, callback, args, context)
-        if not self._closed:
-            order: Any = 1 if self._ties is None else self._ties.random()
-            self.env.schedule(timer, order, max(0.0, when - self.env._now))
+        if not self._closed:  # what `Environment.schedule` does, without its detour
+            env, ties = self.env, self._ties
+            order: Any = 1 if ties is None else ties()
+            heappush(env._queue, (when if when > env._now else env._now, order, next(env._eid), timer))
         return timer
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -206,7 +210,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(self)
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(finalizer=self._finalize)
-        env, ready = self.env, self._ready
+        env, ready, queue = self.env, self._ready, self.env._queue
         try:
             while True:
                 steps = 0
@@ -227,11 +231,12 @@ class SimLoop(asyncio.AbstractEventLoop):
                 if not wanted():
                     return True
                 while not ready:
-                    when = env.peek()
-                    if when > until:
-                        return False
-                    if when == float("inf"):
+                    if not queue:
+                        if until != float("inf"):
+                            return False
                         raise Stalled(f"nothing is left to happen after {env._now} s")
+                    if queue[0][0] > until:
+                        return False
                     env.step()
         finally:
             sys.set_asyncgen_hooks(*hooks)

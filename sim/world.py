@@ -650,7 +650,8 @@ class _Fresh:
 
 sabotage.FRESH = _Fresh
 
-BATCH: Final = 25
+BATCH: Final = 40
+"""Records of a producer's smallest batch; they are of one, two or three times as many."""
 
 
 def _sizes(records: int, partitions: int, chance: Random) -> list[int]:

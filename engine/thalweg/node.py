@@ -37,6 +37,7 @@ EXIT_FAILED: Final = 70  # EX_SOFTWARE: it cannot go on as configured
 
 TRIM_SHARE: Final = 0.8  # of the memory limit, at which freed memory is given back
 WATCH_S: Final = 0.1
+IDLE_WATCH_S: Final = 0.5  # while nothing is held
 
 EXTRAS: Final = {"kafka": "kafka", "postgres": "postgres", "registry": "registry"}
 
@@ -177,7 +178,7 @@ class Node:
                 occupied = self.world.rss_bytes()
             self.budget.observe(occupied - self._idle_bytes - self._prefetch_bytes)
             self.board.gauge("memory_bytes", "resident", occupied)
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(WATCH_S if self.budget.used_bytes else IDLE_WATCH_S)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -66,6 +67,11 @@ class Records:
     start: Cursor
     stop: Cursor
     batch: pa.RecordBatch
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Arrow bytes of `batch`."""
+        return int(self.batch.nbytes)
 
 
 @dataclass(frozen=True)

@@ -208,6 +208,12 @@ class Frame:
     origin: pa.Int32Array
     child: pa.Int32Array | None = None
 
+    @cached_property
+    def size_bytes(self) -> int:
+        """What it holds, of envelope and rows together; what both share counts once."""
+        own = 0 if self.rows is self.envelope else self.rows.nbytes
+        return int(self.envelope.nbytes + own)
+
     def within(self, start: int, stop: int) -> Frame:
         """The frame's records at positions in `[start, stop)`, and the rows derived from them."""
         at = self.envelope.column("position").to_numpy()

@@ -153,7 +153,7 @@ class Lane:
         if rows == 0 and self.sink.role in (Role.DLQ, Role.QUARANTINE):
             owned.landed(self.sink.name, frame.start, frame.stop)
             return
-        size = frame.envelope.nbytes + (frame.rows.nbytes if frame.rows is not frame.envelope else 0)
+        size = frame.size_bytes
         if not self.holds and self.troubled and self.size_bytes + size > ISOLATED_SHARE * self._pipeline.budget.limit_bytes:
             self._pipeline.board.shed(self.sink.name, rows)  # its gap stays in the coverage, for recovery from raw
             return
@@ -384,13 +384,12 @@ class Pipeline:
             done = await self.outside.compute.run(digested, self.topology, source, codec, transform, owned.part, records)
             for verdict, rows in done.judged:
                 self.board.count(verdict.value, rows)
-            self.board.decoded(source.name, records.batch.num_rows, records.batch.nbytes)
+            self.board.decoded(source.name, records.batch.num_rows, records.size_bytes)
             if not owned.alive:
                 return
             frames = done.frames
             self.probes("decoded")
-            own = sum(frame.rows.nbytes for sink, frame in frames if self.lanes[sink].sink.role is not Role.PRIMARY_RAW)
-            held.resize(2 * records.batch.nbytes + own)
+            held.resize(2 * records.size_bytes + done.derived_bytes)
             owned.ledger.claim(records.start.next, records.stop.next)
             for sink, frame in frames:
                 self.lanes[sink].put(owned, frame, held)
@@ -468,6 +467,7 @@ class Digested:
 
     frames: tuple[tuple[str, Frame], ...]
     judged: tuple[tuple[Verdict, int], ...]
+    derived_bytes: int = 0  # of all rows that are not the envelope itself
 
 
 def digested(
@@ -506,7 +506,8 @@ def digested(
         else:
             frame = _prepared(part, start, stop, envelope, rejected if sink.role is Role.DLQ else aside)
         frames.append((sink.name, frame))
-    return Digested(tuple(frames), tuple(judged))
+    own = sum(frame.rows.nbytes for _, frame in frames if frame.rows is not envelope)
+    return Digested(tuple(frames), tuple(judged), own)
 
 
 def _prepared(part: Partition, start: int, stop: int, envelope: pa.RecordBatch, rows: Sequence[pa.RecordBatch]) -> Frame:

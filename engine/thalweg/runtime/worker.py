@@ -140,7 +140,7 @@ class Worker:
                 return  # seen before a seek
             raise AssertionError(f"{records.part.slug}: records from {records.start.next}, expected {owned.queued}")
         owned.queued = records.stop.next
-        rows, size = records.batch.num_rows, records.batch.nbytes
+        rows, size = records.batch.num_rows, records.size_bytes
         if rows:
             self._record_bytes = max(size / rows, 0.8 * self._record_bytes + 0.2 * size / rows)
         self._hand.append((owned, records))
@@ -176,8 +176,8 @@ class Worker:
             self._digesting = owned
             try:
                 if isinstance(event, Records):
-                    held = await self.pipeline.hold(owned, event.batch.nbytes)
-                    self._hand_bytes -= event.batch.nbytes
+                    held = await self.pipeline.hold(owned, event.size_bytes)
+                    self._hand_bytes -= event.size_bytes
                     if held is not None:
                         await self.pipeline.digest(self.source, owned, event, held)
                 elif owned.alive:
@@ -341,7 +341,7 @@ class Worker:
         kept = deque(entry for entry in self._hand if entry[0] is not owned)
         for entry in self._hand:
             if entry[0] is owned and isinstance(entry[1], Records):
-                self._hand_bytes -= entry[1].batch.nbytes
+                self._hand_bytes -= entry[1].size_bytes
         self._hand = kept
         while self._digesting is owned:
             owned.changed.clear()
