@@ -206,6 +206,10 @@ class Wire:
             now = air.now()
             self._arrival_s = max(now + delay_s, self._arrival_s + 1e-9)
             delay_s = self._arrival_s - now
+        if delay_s > REQUEST_TIMEOUT_S:  # the client will not wait for it; it may land all the same
+            air.later(
+                REQUEST_TIMEOUT_S, self._settle, future, None, self._error(Ambiguous if changes else Transient, "no answer")
+            )
         air.later(delay_s, self._arrived, future, operation, arrive, detail, changes, refused)
         return future
 
@@ -278,16 +282,24 @@ class Wire:
                 air.kill(node)
                 return
             error = None if fate.error is None else self._error(fate.error, fate.label)
-            air.later(air.latency_s(node, self.service), self._back, future, result, error, changes)
+            self._answer(future, result, error, changes)
 
         def fail(error: BaseException) -> None:
             air.happened(node, named, detail, type(error).__name__)
             if fate.kills:
                 air.kill(node)
                 return
-            air.later(air.latency_s(node, self.service), self._back, future, None, error, changes)
+            self._answer(future, None, error, changes)
 
         arrive(reply, fail)
+
+    def _answer(self, future: asyncio.Future[Any], result: Any, error: BaseException | None, changes: bool) -> None:
+        delay_s = self.air.latency_s(self.node, self.service)
+        if delay_s > REQUEST_TIMEOUT_S:
+            late = self._error(Ambiguous if changes else Transient, "no answer")
+            self.air.later(REQUEST_TIMEOUT_S, self._settle, future, None, late)
+            return
+        self.air.later(delay_s, self._back, future, result, error, changes)
 
     def _back(self, future: asyncio.Future[Any], result: Any, error: BaseException | None, changes: bool) -> None:
         if self.air.cut(self.node, self.service):

@@ -152,7 +152,7 @@ class Weighed:
 class Machine:
     """One place for a node. It is started again after a crash, as a supervisor would."""
 
-    def __init__(self, world: Simulation, name: str) -> None:
+    def __init__(self, world: Stage, name: str) -> None:
         self.world, self.name = world, name
         self.power: Power | None = None
         self.node: Node | None = None
@@ -192,7 +192,8 @@ class Machine:
         self.world.loop.cut_power(self.power)
         self.world.vanished(self.name)
         self.world.air.happened(self.name, "node.killed", "", "")
-        self.world.air.later(RESTART_S, self._again)
+        if self.world.restarts_s is not None:
+            self.world.air.later(self.world.restarts_s, self._again)
 
     def stop(self) -> None:
         """SIGTERM."""
@@ -223,7 +224,8 @@ class Machine:
             pass  # counted where it happened
         elif not isinstance(first(error), ThalwegError):
             self.world.judge.violations.append(Violation("engine-bug", words))
-        self.world.air.later(RESTART_S, self._again)
+        if self.world.restarts_s is not None:
+            self.world.air.later(self.world.restarts_s, self._again)
 
 
 def first(error: BaseException) -> BaseException:
@@ -245,32 +247,36 @@ def leaf(error: BaseException) -> str:
     return f"{type(one).__name__}: {one}"
 
 
-class Simulation:
-    """One run of `plan` over `subject`. `run` may be called once."""
+class Stage:
+    """Servers, nodes, air and judge, before anything happens. `adopt` says which pipeline the nodes run."""
 
-    def __init__(self, subject: Subject, plan: Plan, *, memo: bool = True, ties: bool = True) -> None:
-        self.subject, self.plan = subject, plan
+    def __init__(self, plan: Plan, *, ties: bool = True) -> None:
+        self.plan = plan
         self.loop = SimLoop(Random(f"ties {plan.seed}") if ties else None)  # type: ignore[abstract]  # the rest are set below the class
         self.air = SimAir(self.loop, plan, self._fall)
         self.context = self.air._context
-        topology = subject.topology
         self.cluster = Cluster(self.air, self._observed)
         self.buckets: dict[str, Bucket] = {}
         self.servers: dict[str, Server] = {}
-        self.machines = {f"w{i}": Machine(self, f"w{i}") for i in range(plan.nodes)}
+        self.machines: dict[str, Machine] = {}
+        self.restarts_s: float | None = RESTART_S  # None: whoever kills a node starts it again
+        self.on_report: Callable[[str, str, dict[str, Any]], None] | None = None
+        self._armed_probes: dict[str, list[tuple[str, int, Fault]]] = {}
+        self._drained = self._loaded = False
+
+    def adopt(self, subject: Subject, *, memo: bool = True) -> None:
+        """From here on nodes run this subject's topology, and the judge knows what must come of its records."""
+        memo = memo and not _Fresh.depth
+        topology = subject.topology
+        self.subject = subject
         exact = [s.name for s in topology.sinks if s.type == "postgres"]
         self.judge = Judge(topology.gating, exact, self._log_of)
-        memo = memo and not _Fresh.depth
         self._memo = subject.memo if memo else None
         self._tables = {s.table: s.name for s in topology.sinks if s.type == "postgres"}
         self._truths: dict[Key, PartitionTruth] = {}
         self._parsed: dict[int, tuple[Any, Any]] = subject.memo.parsed if memo else {}
         self._same: dict[int, tuple[Any, list[tuple[int, Message]]]] = subject.memo.same if memo else {}
         self._services = _service_names(topology)
-        self._armed_probes: dict[str, list[tuple[str, int, Fault]]] = {}
-        self.records = self.batches = 0
-        self.on_report: Callable[[str, str, dict[str, Any]], None] | None = None
-        self._drained = self._loaded = False
 
     # --- what a node is given -------------------------------------------------------------------------------------
 
@@ -440,6 +446,63 @@ class Simulation:
             out.append((topic, number, offsets[mine]))
         return out
 
+    def _fall(self, node: str) -> None:
+        self.machines[node].kill()
+
+    def _strike(self, fault: Fault) -> None:
+        """A fault of time begins."""
+        if self.air.calm:
+            return
+        machine = self.machines.get(fault.node)
+        if fault.kind == "kill" and machine is not None and machine.running:
+            self.air.fire(fault)
+            machine.kill()
+        elif fault.kind == "pause" and machine is not None and machine.running:
+            self.air.fire(fault)
+            assert machine.power is not None
+            self.loop.hold(machine.power)
+            self.air.later(fault.for_s, self._go_on, machine.power)
+        elif fault.kind in ("cut", "slow", "fill"):
+            self.air.fire(fault)
+            self.air.begin(fault)
+            self.air.later(fault.for_s, self.air.end, fault)
+        elif fault.kind == "retention":
+            self.air.fire(fault)
+            for topic in self.cluster.topics.values():
+                number = int(fault.node or 0) % len(topic.logs)
+                self.cluster.retain(topic.name, number, int(topic.logs[number].end * fault.factor))
+            self.air._feel("retention")
+        elif fault.kind == "rebalance":
+            self.air.fire(fault)
+            extra = self.machines.setdefault(f"x{len(self.machines)}", Machine(self, f"x{len(self.machines)}"))
+            extra.start()
+            self.air.later(fault.for_s, extra.stop)
+
+    def _go_on(self, power: Power) -> None:
+        if power.held:
+            if power.waiting:
+                self.air._feel("pause")
+            self.loop.release(power)
+            self.air.happened(power.name, "node.resumed", "", "")
+
+    def _all_drained(self) -> bool:
+        """Whether the group's offsets are at every log's end: the judge looks at the rest."""
+        for topic in self.cluster.topics.values():
+            for number, log in enumerate(topic.logs):
+                if log.stable and self.judge.commits.get((topic.name, topic.incarnation, number), 0) < log.stable:
+                    return False
+        return True
+
+
+class Simulation(Stage):
+    """One run of `plan` over `subject`. `run` may be called once."""
+
+    def __init__(self, subject: Subject, plan: Plan, *, memo: bool = True, ties: bool = True) -> None:
+        super().__init__(plan, ties=ties)
+        self.adopt(subject, memo=memo)
+        self.machines = {f"w{i}": Machine(self, f"w{i}") for i in range(plan.nodes)}
+        self.records = self.batches = 0
+
     # --- the run --------------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
@@ -552,44 +615,6 @@ class Simulation:
             last = max(last, fault.at + fault.for_s)
         return min(last, FAULTS_END_S)
 
-    def _strike(self, fault: Fault) -> None:
-        if self.air.calm:
-            return
-        machine = self.machines.get(fault.node)
-        if fault.kind == "kill" and machine is not None and machine.running:
-            self.air.fire(fault)
-            machine.kill()
-        elif fault.kind == "pause" and machine is not None and machine.running:
-            self.air.fire(fault)
-            assert machine.power is not None
-            self.loop.hold(machine.power)
-            self.air.later(fault.for_s, self._go_on, machine.power, fault)
-        elif fault.kind in ("cut", "slow", "fill"):
-            self.air.fire(fault)
-            self.air.begin(fault)
-            self.air.later(fault.for_s, self.air.end, fault)
-        elif fault.kind == "retention":
-            self.air.fire(fault)
-            for topic in self.cluster.topics.values():
-                number = int(fault.node or 0) % len(topic.logs)
-                self.cluster.retain(topic.name, number, int(topic.logs[number].end * fault.factor))
-            self.air._feel("retention")
-        elif fault.kind == "rebalance":
-            self.air.fire(fault)
-            extra = self.machines.setdefault(f"x{len(self.machines)}", Machine(self, f"x{len(self.machines)}"))
-            extra.start()
-            self.air.later(fault.for_s, extra.stop)
-
-    def _go_on(self, power: Power, fault: Fault) -> None:
-        if power.held:
-            if power.waiting:
-                self.air._feel("pause")
-            self.loop.release(power)
-            self.air.happened(power.name, "node.resumed", "", "")
-
-    def _fall(self, node: str) -> None:
-        self.machines[node].kill()
-
     def _mend(self) -> None:
         self.air.clear()
         self.air.happened("world", "calm", "", "")
@@ -603,14 +628,6 @@ class Simulation:
             elif not machine.running:
                 machine.start()
         self._drained = self._all_drained()
-
-    def _all_drained(self) -> bool:
-        """Whether the group's offsets are at every log's end: the judge looks at the rest."""
-        for topic in self.cluster.topics.values():
-            for number, log in enumerate(topic.logs):
-                if log.stable and self.judge.commits.get((topic.name, topic.incarnation, number), 0) < log.stable:
-                    return False
-        return True
 
     def _nothing_held(self) -> bool:
         nodes = [m.node for m in self.machines.values() if m.running and m.node is not None]
@@ -698,4 +715,4 @@ class _Clock:
         return 1_700_000_000_000 + int(self._env._now * 1000)
 
 
-__all__ = ["Machine", "Result", "Simulation", "Subject"]
+__all__ = ["Machine", "Result", "Simulation", "Stage", "Subject"]
