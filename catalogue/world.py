@@ -23,6 +23,79 @@ class Message:
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
+# --- what may go wrong --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Nothing passes between the engines and a service: `kafka`, or the one behind the sink that is named."""
+
+    service: str
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A service takes `factor` times as long."""
+
+    service: str
+    factor: float
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Fill:
+    """A service's disk is full."""
+
+    service: str
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Tear:
+    """The next upload to the store behind this sink breaks in the middle."""
+
+    service: str
+
+
+@dataclass(frozen=True)
+class LoseReply:
+    """The next change of this sort (`create`, `commit`, …) at this service is applied, and its answer lost."""
+
+    service: str
+    operation: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The next change of this sort at this service is refused for now, `times` over."""
+
+    service: str
+    operation: str
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Retain:
+    """Retention: a partition's log now begins at `low`."""
+
+    topic: str
+    partition: int
+    low: int
+
+
+@dataclass(frozen=True)
+class Recreate:
+    """The topic is deleted, and another one made under its name."""
+
+    topic: str
+    partitions: int
+
+
+Fault = Cut | Slow | Fill | Tear | LoseReply | Refuse | Retain | Recreate
+"""Kills and pauses are the engine's (`Engine.kill`, `Engine.pause`, `kill_at`); a rebalance is one engine more, or less."""
+
+
 class Engine(Protocol):
     """One running node."""
 
@@ -33,6 +106,13 @@ class Engine(Protocol):
     def kill(self) -> None:
         """A power cut."""
         ...
+
+    def pause(self, for_s: float) -> None:
+        """Its process stands still for so long, then goes on as if nothing had been."""
+        ...
+
+    @property
+    def running(self) -> bool: ...
 
     def wait_exit(self) -> int:
         """Until it ends by itself; its exit status."""
@@ -58,6 +138,10 @@ class Truth(Protocol):
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """Stored offsets; partitions without one are left out."""
+        ...
+
+    def commits(self, group: str, topic: str) -> Sequence[tuple[float, int, int]]:
+        """Every commit that the group has stored: when (seconds of the world), partition, offset."""
         ...
 
     def checkpoints(self) -> Sequence[Checkpoint]: ...
@@ -87,8 +171,24 @@ class World(Protocol):
         """Until all are acknowledged."""
         ...
 
-    def engine(self, pipeline: str, **environment: str) -> Engine:
-        """Start a node on this pipeline."""
+    def produce_transaction(self, topic: str, messages: Sequence[Message], *, commit: bool) -> None:
+        """Within a transaction that ends so."""
+        ...
+
+    def engine(self, pipeline: str, *, kill_at: str = "", **environment: str) -> Engine:
+        """Start a node on this pipeline. `kill_at` is a probe with its ordinal, `raw.durable#2`: it loses its power there."""
+        ...
+
+    def inject(self, fault: Fault) -> None:
+        """It goes wrong now, or the next time that the thing it is about comes."""
+        ...
+
+    def seconds(self) -> float:
+        """The world's time."""
+        ...
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the world go on for so long, whatever happens in it."""
         ...
 
     def wait_until(self, what: str, condition: Callable[[], bool], within_s: float = 60) -> None:

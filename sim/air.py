@@ -55,6 +55,7 @@ class SimAir:
         self._ordinals: Counter[str] = Counter()
         self._fates: dict[str, Fault] = {f.at: f for f in plan.faults if isinstance(f.at, str)}
         self.pending: set[Fault] = set(self._fates.values())  # faults of effects that have not come yet; never iterated
+        self.next: dict[str, list[Fate]] = {}  # by operation: what becomes of the next ones, whatever their address
         self._waiting: list[Fault] = []  # fired, and not felt yet
 
     # --- what twins ask -------------------------------------------------------------------------------------------
@@ -102,6 +103,8 @@ class SimAir:
         self.effects.append((address, operation))
         if self.calm:
             return DONE
+        if self.next and (fates := self.next.get(operation)):
+            return fates.pop(0)
         fault = self._fates.get(address) or self._fates.get(f"{operation}#{self._ordinals[operation]}")
         if fault is not None and fault in self.pending:
             self.pending.discard(fault)

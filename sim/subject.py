@@ -9,7 +9,7 @@ standard subject it is written down by hand instead, so that the pure part is ju
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -53,15 +53,12 @@ class Load:
             self(partition, first + n - 1)
         return self._made[partition][first : first + n]
 
-    def expected(self, message: Message, sink: str) -> int:
-        """Rows of `message` in `sink`, by the pipeline's pure part."""
-        if message not in self._rows:
-            todo = [m for made in self._made.values() for m in made if m not in self._rows]
-            if message not in todo:
-                todo.append(message)
-            for start in range(0, len(todo), BLOCK):
-                self._rows.update(expectation(self._topology, todo[start : start + BLOCK]))
-        return self._rows[message].get(sink, 0)
+    def expected(self, messages: Sequence[Message], sink: str) -> list[int]:
+        """Rows of each message in `sink`, by the pipeline's pure part."""
+        todo = [m for m in messages if m not in self._rows]
+        for start in range(0, len(todo), BLOCK):
+            self._rows.update(expectation(self._topology, todo[start : start + BLOCK]))
+        return [self._rows[m].get(sink, 0) for m in messages]
 
 
 def expectation(topology: Topology, messages: list[Message]) -> dict[Message, dict[str, int]]:
@@ -92,7 +89,7 @@ def subject_of(path: Path, sample: Path | None = None) -> Subject:
         raise Refused(found.faults)
     topology = _fit_for_simulation(found.topology, path)
     if path.resolve() == STANDARD.resolve():
-        return Subject("standard", topology, Load(standard_message, topology).some, standard_rows)
+        return Subject("standard", topology, Load(standard_message, topology).some, standard_expected)
     beside = path.with_name("sample.ndjson")
     lines = _lines(sample or (beside if beside.exists() else None))
     source = topology.sources[0]
@@ -194,6 +191,11 @@ def standard_message(partition: int, index: int) -> Message:
     else:
         value = b'{"id":%d,"customer":"c-%d","amount":%d.5}' % (i, i % 97, i)
     return Message(value, key, headers, 1_700_000_000_000 + i)
+
+
+def standard_expected(messages: Sequence[Message], sink: str) -> list[int]:
+    """`standard_rows` of each."""
+    return [standard_rows(m, sink) for m in messages]
 
 
 def standard_rows(message: Message, sink: str) -> int:

@@ -56,13 +56,13 @@ class Subject:
     """What is simulated: a topology, what comes in, and what must come of each message.
 
     `load(partition, first, n)` gives `n` messages of a partition from its `first` on: always the same objects.
-    `expected(message, sink)` how many rows it must have in a sink.
+    `expected(messages, sink)` how many rows each must have in a sink.
     """
 
     name: str
     topology: Topology
     load: Callable[[int, int, int], list[Message]]
-    expected: Callable[[Message, str], int]
+    expected: Callable[[Sequence[Message], str], Sequence[int]]
     memo: Memo = field(default_factory=Memo)
 
     @cached_property
@@ -132,7 +132,7 @@ class PartitionTruth:
 class Weighed:
     """What must come of runs of messages; each run is weighed once for all worlds of a process."""
 
-    def __init__(self, sinks: Sequence[str], expected: Callable[[Message, str], int]) -> None:
+    def __init__(self, sinks: Sequence[str], expected: Callable[[Sequence[Message], str], Sequence[int]]) -> None:
         self.sinks, self._expected = tuple(sinks), expected
         self._known: dict[tuple[Entry, ...], dict[str, npt.NDArray[np.int32]]] = {}
 
@@ -141,11 +141,12 @@ class Weighed:
         key = tuple(entries)
         found = self._known.get(key)
         if found is None:
-            expected = self._expected
-            found = self._known[key] = {
-                sink: np.array([0 if m is MARKER else expected(m, sink) for _, m in entries], dtype=np.int32)
-                for sink in self.sinks
-            }
+            records = [m for _, m in entries if m is not MARKER]
+            there = np.array([m is not MARKER for _, m in entries])
+            found = self._known[key] = {}
+            for sink in self.sinks:
+                rows = found[sink] = np.zeros(len(entries), dtype=np.int32)
+                rows[there] = self._expected(records, sink)
         return found
 
 
@@ -160,6 +161,7 @@ class Machine:
         self.probes: Probes | None = None
         self.starts = 0
         self.ended: list[str] = []
+        self.failure: BaseException | None = None
         self.wanted = False
 
     @property
@@ -218,6 +220,7 @@ class Machine:
             self.world.air.happened(self.name, "node.stopped", "", "")
             return
         words = leaf(error)
+        self.failure = first(error)
         self.ended.append(words)
         self.world.air.happened(self.name, "node.failed", words[:200], "")
         if isinstance(first(error), Escape):
