@@ -280,6 +280,10 @@ class Judge:
                     "commit-before-durable", key, sink, f"committed {offset}, not there: {_offsets(np.flatnonzero(short))}"
                 )
 
+    def removed(self, sink: str, key: Key, offsets: npt.NDArray[np.int64]) -> None:
+        """Rows that were durable are gone. Nothing that a pipeline has stored may it take away."""
+        self._found("no-loss", key, sink, f"was durable and was taken away: {_offsets(offsets)}")
+
     # --- the end --------------------------------------------------------------------------------------------------
 
     def final(self, keys: Iterable[Key], sinks: Iterable[str]) -> list[Violation]:
@@ -298,11 +302,6 @@ class Judge:
                     excused[start:stop] = True
                 if (short := (expected > have) & ~excused).any():
                     self._found("no-loss", key, sink, f"missing {_offsets(np.flatnonzero(short))}")
-                covered = reach([*(document.sinks.get(sink, []) if document else []), *explained], base)
-                if covered < len(expected):
-                    self._found("coverage-complete", key, sink, f"coverage ends at {covered} of {len(expected)}")
-            if self.commits.get(key, 0) < log.end:
-                self._found("drained", key, "", f"committed {self.commits.get(key, 0)} of {log.end}")
         return self.violations
 
 

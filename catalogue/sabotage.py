@@ -451,6 +451,23 @@ def adopts_what_was_never_written() -> Iterator[None]:
 
 
 @contextmanager
+def tidies_up() -> Iterator[None]:
+    """An owner that finds stored objects deletes the first of them."""
+    from thalweg.runtime.lake import LakeLander
+
+    found = LakeLander.found
+
+    async def tidy(self: LakeLander, part: Any, base: int, recorded: Any) -> Any:
+        ranges = await found(self, part, base, recorded)
+        for _, _, key in (await self._objects(part, ""))[:1]:
+            await self._store.delete(key)
+        return ranges
+
+    with patch.object(LakeLander, "found", tidy):
+        yield
+
+
+@contextmanager
 def never_trims() -> Iterator[None]:
     """A chunk is copied whole, whatever of it the table has."""
     from thalweg.core.coverage import RangeSet
@@ -787,8 +804,12 @@ INVARIANTS: Final[Mapping[str, tuple[str, ...]]] = {
     "coverage-before-durable": ("ack-before-durable", "coverage-before-durable", "high-water-mark", "ambiguous-is-success"),
     "coverage-beyond-log": ("claims-beyond-the-log",),
     "coverage-forgotten": ("last-writer-wins",),
-    "coverage-complete": ("conflict-counts-as-stored",),
-    "commit-beyond-checkpoint": ("commit-from-the-live-ledger", "commit-before-the-checkpoint-is-stored"),
+    "no-loss": ("tidies-up",),
+    "commit-beyond-checkpoint": (
+        "commit-from-the-live-ledger",
+        "commit-before-the-checkpoint-is-stored",
+        "conflict-counts-as-stored",
+    ),
     "commit-before-durable": ("commit-on-receive",),
     "commit-went-back": ("commits-for-the-old-topic",),
     "explained-untrue": ("explains-too-much",),
@@ -823,6 +844,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "gaps-of-one-are-closed": gaps_of_one_are_closed,
     "reads-what-the-last-owner-had-in-memory": reads_what_the_last_owner_had_in_memory,
     "adopts-what-was-never-written": adopts_what_was_never_written,
+    "tidies-up": tidies_up,
     "never-trims": never_trims,
     "ranges-without-their-rows": ranges_without_their_rows,
     "ambiguous-is-success": ambiguous_is_success,

@@ -126,7 +126,7 @@ def _fault(space: Range, plan: Plan, kind: str, choice: Choice) -> Fault | None:
     if kind == "rebalance":
         return Fault(kind, at, for_s=choice.whole(5, 60) / 10)
     if kind == "pause":
-        return Fault(kind, at, node=node, for_s=choice.pick((0.5, 2.0, 8.0, 25.0)))
+        return Fault(kind, at, node=node, for_s=choice.pick((0.5, 8.0, 12.0, 25.0)))
     if kind == "cut":
         return Fault(
             kind, at, node=choice.pick((node, "")), service=choice.pick(space.services), for_s=choice.pick((0.3, 2.0, 9.0))

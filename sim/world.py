@@ -385,6 +385,10 @@ class Stage:
 
     def _put(self, url: str, operation: str, key: str, body: Any) -> None:
         if operation == "delete":
+            if key.endswith(".parquet"):
+                sink = next((s.name for s in self.subject.topology.sinks if s.type == "parquet" and s.url == url), url)
+                start, stop = (int(text) for text in key.rpartition("/")[2].removesuffix(".parquet").split("-")[:2])
+                self.judge.removed(sink, _key_of(key.rpartition("/")[0]), np.arange(start, stop))
             return
         if key.endswith(".json"):
             slug = key.removesuffix(".json").split("/", 2)[2]
