@@ -521,10 +521,7 @@ class Simulation(Stage):
                     self.cluster.create(topic, plan.partitions)
             last = self._schedule_load()
             last = max(last, self._schedule_faults())
-            starting = list(self.machines.values())
-            if plan.notes.get("nondeterminism"):  # planted, to see that it is found: a set of strings moves with the hash seed
-                starting = [self.machines[name] for name in set(self.machines)]
-            for i, machine in enumerate(starting):
+            for i, machine in enumerate(self.machines.values()):
                 self.air.later(0.05 * i, machine.start)
             self._phase(lambda: False, last)
             self._loaded = True
@@ -577,7 +574,10 @@ class Simulation(Stage):
         sizes = _sizes(plan.records, plan.partitions, chance)
         last = 0.0
         for topic in topics:
-            for number in range(plan.partitions):
+            numbers = list(range(plan.partitions))
+            if plan.notes.get("nondeterminism"):  # planted, to see that it is found: a set of strings moves with the hash seed
+                numbers = [int(text) for text in {str(n) for n in numbers}]
+            for number in numbers:
                 at, index, left = chance.random() * 0.2, 0, sizes[number]
                 while left > 0:
                     n = min(left, BATCH * (1 + int(chance.random() * 3)))
