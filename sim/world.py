@@ -576,7 +576,7 @@ class Simulation(Stage):
         for topic in topics:
             numbers = list(range(plan.partitions))
             if plan.notes.get("nondeterminism"):  # planted, to see that it is found: a set of strings moves with the hash seed
-                numbers = [int(text) for text in {str(n) for n in numbers}]
+                numbers = [int(text.rpartition("/")[2]) for text in {f"{topic}/{n}" for n in numbers}]
             for number in numbers:
                 at, index, left = chance.random() * 0.2, 0, sizes[number]
                 while left > 0:
