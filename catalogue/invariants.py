@@ -267,7 +267,8 @@ class Judge:
             if offset > len(expected):
                 self._found("commit-beyond-log", key, sink, f"{offset} of {len(expected)}")
                 continue
-            base, explained = (document.base, document.explained) if document else (0, [])
+            # Without a document the pipeline has promised nothing yet; what was gone before it began it never will.
+            base, explained = (document.base, document.explained) if document else (self._log(key).low, [])
             covered = reach([*(document.sinks.get(sink, []) if document else []), *explained], base)
             if offset > covered and (document is not None or expected[:offset].any()):
                 self._found("commit-beyond-checkpoint", key, sink, f"committed {offset}, the stored checkpoint reaches {covered}")
@@ -292,7 +293,7 @@ class Judge:
             log = self._log(key)
             document = self.documents.get(key)
             explained = document.explained if document else []
-            base = document.base if document else 0
+            base = document.base if document else log.low
             for sink in sinks:
                 expected = log.expected(sink)
                 have = self._counts(key, sink, len(expected))

@@ -167,6 +167,20 @@ def commit_before_the_checkpoint_is_stored() -> Iterator[None]:
 
 
 @contextmanager
+def commits_what_was_found() -> Iterator[None]:
+    """What an owner finds durable at assignment is committed before any checkpoint says so."""
+    from thalweg.core.ack import Ledger
+
+    init = Ledger.__init__
+
+    def trusting(self: Ledger, partition: str, base: int, gating: Any, stored: Any = None, committed: Any = None) -> None:
+        init(self, partition, base, gating, stored, None)
+
+    with patch.object(Ledger, "__init__", trusting):
+        yield
+
+
+@contextmanager
 def commit_on_receive() -> Iterator[None]:
     """The source is told of everything that was polled."""
     from thalweg.runtime.worker import Worker
@@ -833,6 +847,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "coverage-before-durable": coverage_before_durable,
     "commit-from-the-live-ledger": commit_from_the_live_ledger,
     "commit-before-the-checkpoint-is-stored": commit_before_the_checkpoint_is_stored,
+    "commits-what-was-found": commits_what_was_found,
     "commit-on-receive": commit_on_receive,
     "refused-commit-means-lost": refused_commit_means_lost,
     "commit-gives-up": commit_gives_up,

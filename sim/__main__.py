@@ -46,7 +46,7 @@ EXIT_CONFIG: Final = 78
 CORPUS: Final = Path(__file__).parent / "corpus"
 REAL_S: Final = "simulated seconds a second"
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
 
 def prepared() -> None:

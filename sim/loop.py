@@ -172,8 +172,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         timer: Any = Timer(self._ready, when, callback, args, context)
         if not self._closed:  # what `Environment.schedule` does, without its detour
             env, ties = self.env, self._ties
+            now: Any = env._now
             order: Any = 1 if ties is None else ties()
-            heappush(env._queue, (when if when > env._now else env._now, order, next(env._eid), timer))
+            if when < now:  # late: before what is due now, and among the late by their times, which are no tie
+                when, order = now, when - now
+            heappush(env._queue, (when, order, next(env._eid), timer))
         return timer
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -211,9 +214,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(finalizer=self._finalize)
         env, ready, queue = self.env, self._ready, self.env._queue
+        instant, steps = env._now, 0
         try:
             while True:
-                steps = 0
+                before = steps
                 while ready:
                     call = ready.popleft()
                     if call.gone:
@@ -227,7 +231,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                     if steps > STEPS_PER_INSTANT_MAX:
                         raise Livelock(f"{steps} steps at {env._now} s, the last one of {call.callback!r:.200}")
                     call.context.run(call.callback, *call.args)
-                self.steps += steps
+                self.steps += steps - before
                 if not wanted():
                     return True
                 while not ready:
@@ -238,6 +242,8 @@ class SimLoop(asyncio.AbstractEventLoop):
                     if queue[0][0] > until:
                         return False
                     env.step()
+                if env._now != instant:
+                    instant, steps = env._now, 0
         finally:
             sys.set_asyncgen_hooks(*hooks)
             asyncio._set_running_loop(None)
@@ -268,7 +274,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Go on where it stopped, everything that has become due at once and in order."""
         if power.held:
             power.held = False
-            self._ready.extend(power.waiting)
+            self._ready.extendleft(reversed(power.waiting))  # whatever is ready became so after them
             power.waiting.clear()
 
     def close(self) -> None:
