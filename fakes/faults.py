@@ -293,6 +293,11 @@ class Wire:
 
         arrive(reply, fail)
 
+    def _give_up(self, future: asyncio.Future[Any], changes: bool) -> None:
+        """Nobody answers: the connection is closed, and what comes next goes over a new one."""
+        self._arrival_s = 0.0
+        self._settle(future, None, self._error(Ambiguous if changes else Transient, "no answer"))
+
     def _answer(self, future: asyncio.Future[Any], result: Any, error: BaseException | None, changes: bool) -> None:
         delay_s = self.air.latency_s(self.node, self.service)
         if delay_s > REQUEST_TIMEOUT_S:

@@ -35,7 +35,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from fakes.faults import Air, Wire
+from fakes.faults import REQUEST_TIMEOUT_S, Air, Wire
 from thalweg.core.batch import ENVELOPE, HEADERS, Cursor, KafkaCursor, Partition
 from thalweg.errors import Permanent, RefusedNow
 from thalweg.ports import Adrift, Assigned, Bounds, Capabilities, Event, Lost, Position, Records, Revoked
@@ -693,7 +693,7 @@ class ConsumerTwin:
         self._background(call, every - (self._air.now() - self._born) % every)
 
     def _background(self, call: Callable[[], None], delay_s: float | None = None) -> None:
-        one_way = self._air.latency_s(self._node, self.wire.service)
+        one_way = min(self._air.latency_s(self._node, self.wire.service), REQUEST_TIMEOUT_S)  # then over a new connection
         self._air.later(one_way if delay_s is None else delay_s, self._ran, call)
 
     def _ran(self, call: Callable[[], None]) -> None:
