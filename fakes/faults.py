@@ -207,9 +207,7 @@ class Wire:
             self._arrival_s = max(now + delay_s, self._arrival_s + 1e-9)
             delay_s = self._arrival_s - now
         if delay_s > REQUEST_TIMEOUT_S:  # the client will not wait for it; it may land all the same
-            air.later(
-                REQUEST_TIMEOUT_S, self._settle, future, None, self._error(Ambiguous if changes else Transient, "no answer")
-            )
+            air.later(REQUEST_TIMEOUT_S, self._give_up, future, changes)
         air.later(delay_s, self._arrived, future, operation, arrive, detail, changes, refused)
         return future
 
