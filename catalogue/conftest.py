@@ -5,10 +5,11 @@ A row without a spec, or a spec without a world, is open. It is counted and prin
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
+
+from catalogue.__main__ import load, told
 
 HOMELESS = pytest.StashKey[list[str]]()
 
@@ -27,8 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """How much of the catalogue is written."""
-    rows = tomllib.loads((Path(__file__).parent / "index.toml").read_text(encoding="utf-8"))["row"]
-    written = [r["id"] for r in rows if r["status"] == "written"]
-    terminalreporter.write_line(f"catalogue: {len(rows)} rows, {len(written)} written, {len(rows) - len(written)} open")
+    for line in told(*load()):
+        terminalreporter.write_line(f"catalogue: {line}")
     for name in config.stash.get(HOMELESS, []):
         terminalreporter.write_line(f"catalogue: {name} is open: no world to run in (pytest -p chaos.plugin)")
