@@ -811,6 +811,9 @@ FRESH: Callable[[], AbstractContextManager[None]] = nullcontext
 REAL_ONLY: Final = frozenset({"commit-before-durable", "commit-a-batch-early", "insert-instead-of-copy"})
 """Bugs of an adapter: no simulator runs those."""
 
+RARE: Final = frozenset({"commits-what-was-found"})
+"""Bugs that a search finds once in more than a thousand seeds: a plan of the corpus shows each of them every time."""
+
 SPEC_ONLY: Final[frozenset[str]] = frozenset()
 """Bugs that only a row's own spec can show: what they spoil, no invariant speaks of."""
 

@@ -15,7 +15,9 @@ from chaos.stack import Stack
 from chaos.world import RealWorld
 
 INDEX = tomllib.loads((Path(__file__).parent.parent / "catalogue" / "index.toml").read_text(encoding="utf-8"))
-PLANTED = [(row["id"], row["spec"], plant) for row in INDEX["row"] if row["status"] == "written" for plant in row["sabotages"]]
+PLANTED = [
+    (row["id"], row["spec"], plant) for row in INDEX["row"] if row["status"]["real"] == "written" for plant in row["sabotages"]
+]
 PATIENCE_S = 12.0
 
 

@@ -397,13 +397,13 @@ def replay(options: argparse.Namespace) -> int:
 
 def sabotage(options: argparse.Namespace) -> int:
     """Plant each bug in turn and search for it; a bug that is not found, or a clean engine that is blamed, fails."""
-    from catalogue.sabotage import INVARIANTS, PLANTS, REAL_ONLY, SPEC_ONLY
+    from catalogue.sabotage import INVARIANTS, PLANTS, RARE, REAL_ONLY, SPEC_ONLY
 
     subject = loaded(options.subject, options.sample)
     prepared()
     base = base_plan(options)
     space = Range.of(subject, base)
-    names = options.names or [name for name in PLANTS if name not in REAL_ONLY and name not in SPEC_ONLY]
+    names = options.names or [name for name in PLANTS if name not in REAL_ONLY | SPEC_ONLY | RARE]
     if unknown := [name for name in names if name not in PLANTS]:
         print(f"no planted bug is called {unknown[0]!r}", file=sys.stderr)
         return 2
