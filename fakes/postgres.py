@@ -32,6 +32,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import cache
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
@@ -75,6 +76,15 @@ INT8_MAX: Final = 2**63 - 1
 _SYSTEM: Final = frozenset(("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"))
 
 Key: TypeAlias = tuple[Any, ...]
+
+_ddl_type = cache(ddl_type)
+
+
+@cache
+def _holds(column: str, kind: pa.DataType) -> bool:
+    return wire_type(column, kind) is not None
+
+
 Observe: TypeAlias = Callable[[str, object], None]
 Steps: TypeAlias = Generator["tuple[Key, str]", None, Any]
 """What the server does for one statement. It yields each lock it has to wait for, and goes on when it has it."""
@@ -121,6 +131,10 @@ class Piece:
 Place: TypeAlias = tuple[Piece, int]
 
 
+_KEYS: dict[tuple[int, tuple[str, ...]], tuple[pa.RecordBatch, tuple[str, ...], list[Any]]] = {}
+"""Keys of batches met before; each is kept, so that its id stays its own."""
+
+
 class Index:
     """Keys exist only where an index is unique. `pending`: by session, with None for a key that it frees."""
 
@@ -135,8 +149,15 @@ class Index:
         """One a row; None where a part is null, which equals nothing."""
         if not set(self.columns) <= set(rows.schema.names):
             return [None] * rows.num_rows
-        parts = [_comparable(_cast(name, rows.column(name), types[name], {})) for name in self.columns]
-        return [None if None in key else key for key in zip(*parts, strict=True)]
+        known = _KEYS.get((id(rows), self.columns))
+        if known is None:
+            parts = [_comparable(_cast(name, rows.column(name), types[name], {})) for name in self.columns]
+            keys = [None if None in key else key for key in zip(*parts, strict=True)]
+            if len(_KEYS) >= VALIDATED_MAX:
+                _KEYS.clear()
+            known = _KEYS[id(rows), self.columns] = rows, tuple(types[name] for name in self.columns), keys
+        assert known[1] == tuple(types[name] for name in self.columns)
+        return known[2]
 
 
 def _comparable(column: pa.Array) -> list[Any]:
@@ -1024,7 +1045,7 @@ class PostgresTwin(Database):
     async def ensure_table(
         self, table: TableName, columns: pa.Schema, *, unique: Sequence[str] = (), index: Sequence[str] = ()
     ) -> None:
-        wanted = {f.name: ddl_type(f.type) for f in columns}
+        wanted = {f.name: _ddl_type(f.type) for f in columns}
         for name in (table.schema, table.name, *wanted):
             if len(name.encode()) > NAME_BYTES_MAX or "\x00" in name:
                 raise Permanent(f"{name!r} is no name for Postgres", where=self._wire.where)
@@ -1050,7 +1071,7 @@ class PostgresTwin(Database):
         except Ambiguous as error:
             raise Transient(error.what, where=error.where) from None
         for f in columns:
-            if wire_type(now[f.name], f.type) is None:
+            if not _holds(now[f.name], f.type):
                 raise Permanent(f"column {f.name} of table {table} is {now[f.name]}, which cannot hold {f.type}")
         self._columns[name] = now
 

@@ -674,7 +674,7 @@ class _Fresh:
 
 sabotage.FRESH = _Fresh
 
-BATCH: Final = 40
+BATCH: Final = 60
 """Records of a producer's smallest batch; they are of one, two or three times as many."""
 
 

@@ -880,6 +880,8 @@ def _jsonable(value: object) -> object:
 def _refuse_null_keys(rows: pa.RecordBatch, keys: Sequence[str]) -> None:
     bad: dict[int, RowRefusal] = {}
     for key in keys:
+        if rows.column(key).null_count == 0:
+            continue
         for row in np.flatnonzero(rows.column(key).is_null().to_numpy(zero_copy_only=False)).tolist():
             bad.setdefault(row, RowRefusal(row, "key-null", f"key column {key} is null"))
     if bad:

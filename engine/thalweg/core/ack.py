@@ -39,6 +39,7 @@ class Ledger:
         self._stored = stored or Document(partition)
         self._durable: dict[str, RangeSet] = {}
         self._explained: dict[str, RangeSet] = {}
+        self._told = False  # something was reported since `unsaved` last said no
         self.committed = base if committed is None else committed
 
     def claim(self, start: int, stop: int) -> None:
@@ -52,6 +53,7 @@ class Ledger:
         if to < self.end:
             raise ValueError(f"cannot jump back from {self.end} to {to}")
         self._explained[reason] = self._explained.get(reason, NOTHING) | RangeSet([(self.end, to)])
+        self._told = True
         self.end = to
 
     def landed(self, sink: str, start: int, stop: int) -> None:
@@ -59,10 +61,12 @@ class Ledger:
         if not (self.base <= start <= stop <= self.end):
             raise ValueError(f"{sink} reports [{start}, {stop}) but only [{self.base}, {self.end}) was claimed")
         self._durable[sink] = self._durable.get(sink, NOTHING) | RangeSet([(start, stop)])
+        self._told = True
 
     def adopt(self, sink: str, ranges: RangeSet) -> None:
         """Ranges found durable in `sink` from before this assignment (orphans of a crash)."""
         self._durable[sink] = self._durable.get(sink, NOTHING) | ranges
+        self._told = True
 
     def durable(self, sink: str) -> RangeSet:
         """What is durable in `sink` as far as this assignment knows, the stored checkpoint included."""
@@ -74,7 +78,9 @@ class Ledger:
 
     def unsaved(self) -> bool:
         """Whether a checkpoint would say more than the stored one does."""
-        return not self._stored.includes(self.document())
+        if self._told:
+            self._told = not self._stored.includes(self.document())
+        return self._told
 
     def checkpointed(self, stored: Document) -> None:
         """`stored` is now durable in the coverage store (it may hold other writers' ranges too)."""
