@@ -8,10 +8,12 @@ Native pools cannot be fenced from here: Arrow and DataFusion are held to one th
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import builtins
 import concurrent.futures
 import datetime
+import io
 import multiprocessing.process
 import os
 import random
@@ -19,11 +21,13 @@ import secrets
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from functools import wraps
+from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -36,8 +40,8 @@ class Escape(BaseException):
     """Something of the real world was reached from inside a simulation."""
 
     def __init__(self, what: str) -> None:
-        self.where = _call_site()
-        super().__init__(f"{what} was reached inside the simulation, at {self.where}")
+        self.where, via = _call_site()
+        super().__init__(f"{what} was reached inside the simulation, at {self.where}" + (via and f", by way of {via}"))
         ESCAPES.append(str(self))
 
 
@@ -45,11 +49,34 @@ ESCAPES: Final[list[str]] = []
 """Every escape of this process: one that somebody caught and swallowed is an escape all the same."""
 
 
-def _call_site() -> str:
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.endswith(("sim/fence.py", "sim/loop.py")):
+_LIBRARIES: Final = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _of_a_library(frame: FrameType) -> bool:
+    """Not code of ours, wherever that is installed."""
+    if frame.f_globals.get("__name__", "").split(".")[0] in ROOMS:
+        return False
+    return frame.f_code.co_filename.startswith(("<frozen ", *_LIBRARIES))
+
+
+def _call_site() -> tuple[str, str]:
+    """The line of ours that led here, and the line of a library that it led through, if any."""
+    frame: FrameType | None = sys._getframe(1)
+    nearest = ours = None
+    while frame is not None and ours is None:
+        if not frame.f_code.co_filename.endswith(("sim/fence.py", "sim/loop.py")):
+            nearest = nearest or frame
+            if not _of_a_library(frame):
+                ours = frame
+        elif frame.f_code.co_name == "run_while":  # a library's own callback
+            break
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    site = ours or nearest
+    return _line(site), _line(nearest) if nearest is not site else ""
+
+
+def _line(frame: FrameType | None) -> str:
+    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def inside() -> bool:
@@ -81,18 +108,22 @@ def _seeded(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
 DOORS: Final[tuple[tuple[Any, str], ...]] = (
     *((time, n) for n in (
         "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "thread_time",
-        "sleep", "localtime", "gmtime", "ctime",
+        "process_time_ns", "thread_time_ns", "clock_gettime", "clock_gettime_ns", "sleep", "localtime", "gmtime", "ctime",
     )),
     *((random, n) for n in (
         "random", "randint", "randrange", "choice", "choices", "shuffle", "sample", "uniform", "getrandbits", "gauss",
-        "expovariate", "betavariate", "randbytes", "seed",
+        "expovariate", "betavariate", "randbytes", "seed", "triangular", "normalvariate", "lognormvariate", "vonmisesvariate",
+        "gammavariate", "paretovariate", "weibullvariate",
     )),
-    *((secrets, n) for n in ("token_bytes", "token_hex", "token_urlsafe", "randbelow", "choice")),
+    *((secrets, n) for n in ("token_bytes", "token_hex", "token_urlsafe", "randbelow", "randbits", "choice")),
     *((uuid, n) for n in ("uuid1", "uuid4")),
-    *((np.random, n) for n in ("random", "rand", "randn", "randint", "choice", "shuffle", "permutation", "normal", "uniform")),
-    *((os, n) for n in ("urandom", "getrandom", "fork", "system", "posix_spawn", "open", "popen")),
+    *((np.random, n) for n in np.random.__all__ if type(getattr(np.random, n)) is not type and n[0].islower()
+      and n not in ("default_rng", "get_state", "set_state")),
+    *((os, n) for n in (
+        "urandom", "getrandom", "fork", "forkpty", "system", "posix_spawn", "posix_spawnp", "execv", "execve", "open", "popen",
+    )),
     (threading.Thread, "start"),
-    (threading.Timer, "start"),
+    (_thread, "start_new_thread"),
     (concurrent.futures.ThreadPoolExecutor, "submit"),
     (concurrent.futures.ProcessPoolExecutor, "submit"),
     (multiprocessing.process.BaseProcess, "start"),
@@ -100,6 +131,7 @@ DOORS: Final[tuple[tuple[Any, str], ...]] = (
     (socket.socket, "__init__"),
     *((socket, n) for n in ("create_connection", "create_server", "getaddrinfo", "gethostbyname", "socketpair")),
     (builtins, "open"),
+    (io, "open"),
 )  # fmt: skip
 
 
@@ -114,6 +146,10 @@ class _Kind(type):
 
 
 class _Datetime(datetime.datetime, metaclass=_Kind):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A real one: what is made in a room leaves it."""
+        return datetime.datetime(*args, **kwargs)  # noqa: DTZ001
+
     @classmethod
     def now(cls, tz: Any = None) -> Any:
         return _fenced("datetime.now", datetime.datetime.now)(tz)
@@ -128,46 +164,52 @@ class _Datetime(datetime.datetime, metaclass=_Kind):
 
 
 class _Date(datetime.date, metaclass=_Kind):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return datetime.date(*args, **kwargs)
+
     @classmethod
     def today(cls) -> Any:
         return _fenced("date.today", datetime.date.today)()
 
 
-_installed = False
+def _seed(real: Callable[..., None]) -> Callable[..., None]:
+    """What every `Random` is seeded by, also when it is made. Without a seed it asks the system for one, and not by `os`."""
+
+    @wraps(real)
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        if a is None and inside():
+            raise Escape("an unseeded random.Random")
+        real(self, a, version)
+
+    return seed
+
+
+_SWAPS: Final[dict[int, tuple[Any, Any]]] = {}
+"""By identity: what was, which must live on lest its id become somebody else's, and what takes its place."""
 
 
 def install() -> None:
-    """Put the doors in. Idempotent; for the rest of the process."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
-    swaps: dict[int, Any] = {id(datetime.datetime): _Datetime, id(datetime.date): _Date}
-    keep: list[Any] = []  # what is replaced must live on, or its id would be somebody else's
-    for owner, name in DOORS:
-        real = getattr(owner, name, None)
-        if real is None:
-            continue
-        label = f"{getattr(owner, '__name__', owner)}.{name}"
-        door = _fenced(label, real)
-        setattr(owner, name, door)
-        keep.append(real)
-        swaps[id(real)] = door
-    for owner, name in ((random, "Random"), (np.random, "default_rng")):
-        real = getattr(owner, name)
-        if isinstance(real, type):
-            continue  # a class that others inherit from: its unseeded instances are found by the seed they ask os for
-        door = _seeded(f"{owner.__name__}.{name}", real)
-        setattr(owner, name, door)
-        keep.append(real)
-        swaps[id(real)] = door
-    random._urandom = _fenced("os.urandom", random._urandom)  # type: ignore[attr-defined]  # SystemRandom's own name for it
+    """Put the doors in, for the rest of the process. Again: only into modules that have been imported since."""
+    if not _SWAPS:
+        _put_in()
     for module_name, module in list(sys.modules.items()):
         if module is not None and module_name.split(".")[0] in ROOMS:
             for key, value in list(vars(module).items()):
-                if id(value) in swaps and not isinstance(value, (int, str, bytes, float)):
-                    setattr(module, key, swaps[id(value)])
-    _KEPT.extend(keep)
+                if id(value) in _SWAPS:
+                    setattr(module, key, _SWAPS[id(value)][1])
 
 
-_KEPT: Final[list[Any]] = []
+def _put_in() -> None:
+    _SWAPS[id(datetime.datetime)] = datetime.datetime, _Datetime
+    _SWAPS[id(datetime.date)] = datetime.date, _Date
+    for owner, name in DOORS:
+        real = getattr(owner, name, None)
+        if real is not None:
+            door = _fenced(f"{getattr(owner, '__name__', owner)}.{name}", real)
+            setattr(owner, name, door)
+            _SWAPS.setdefault(id(real), (real, door))
+    unseeded: Any = np.random.default_rng
+    np.random.default_rng = _seeded("an unseeded numpy.random.default_rng", unseeded)
+    _SWAPS[id(unseeded)] = unseeded, np.random.default_rng
+    random.Random.seed = _seed(random.Random.seed)  # type: ignore[method-assign]
+    random._urandom = _fenced("os.urandom", random._urandom)  # type: ignore[attr-defined]  # SystemRandom's own name for it

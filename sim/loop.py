@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappush
+from itertools import count
 from random import Random
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -107,6 +108,20 @@ def _nothing() -> None:
     return
 
 
+class SimTask(asyncio.Task[Any]):
+    """A task that knows when it was made. asyncio keeps tasks in sets (a group cancels one), and the order of a set must not be
+    that of addresses."""
+
+    __slots__ = ("order",)
+
+    def __init__(self, order: int, coro: Any, loop: SimLoop, name: str, context: Context | None) -> None:
+        self.order = order  # first: asyncio puts it in a set at once
+        super().__init__(coro, loop=loop, name=name, context=context)
+
+    def __hash__(self) -> int:
+        return self.order
+
+
 class SimLoop(asyncio.AbstractEventLoop):
     """One world's loop. `ties` decides the order of timers that are due together; None keeps the order of their making."""
 
@@ -116,6 +131,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.unheard: list[dict[str, Any]] = []  # what asyncio would have logged: exceptions that nobody retrieved
         self._ties = None if ties is None else ties.random
         self._ready: deque[Call] = deque()
+        self._order = count().__next__
         self._closed = self._running = False
         self._kept: list[asyncio.Task[Any]] = []
 
@@ -142,7 +158,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Any, *, name: str | None = None, context: Context | None = None, **rest: Any
     ) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name or "task", context=context)
+        task = SimTask(self._order(), coro, self, name or "task", context)
         power = POWER.get() if context is None else context.get(POWER)
         if power is not None:
             power.tasks.append(task)
@@ -320,7 +336,8 @@ for _name in (
     "run_in_executor", "set_default_executor", "getaddrinfo", "getnameinfo", "create_connection", "create_server",
     "create_unix_connection", "create_unix_server", "create_datagram_endpoint", "connect_accepted_socket", "start_tls",
     "sendfile", "connect_read_pipe", "connect_write_pipe", "subprocess_exec", "subprocess_shell", "add_reader",
-    "remove_reader", "add_writer", "remove_writer", "sock_recv", "sock_recv_into", "sock_recvfrom", "sock_sendall",
-    "sock_sendto", "sock_connect", "sock_accept", "sock_sendfile", "add_signal_handler", "remove_signal_handler",
+    "remove_reader", "add_writer", "remove_writer", "sock_recv", "sock_recv_into", "sock_recvfrom", "sock_recvfrom_into",
+    "sock_sendall", "sock_sendto", "sock_connect", "sock_accept", "sock_sendfile", "add_signal_handler",
+    "remove_signal_handler",
 ):  # fmt: skip
     setattr(SimLoop, _name, _escapes(_name))
