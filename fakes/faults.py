@@ -246,6 +246,9 @@ class Wire:
     ) -> None:
         air, node = self.air, self.node
         named = f"{self.service}.{operation}"
+        if self.ordered and future.done() and not future.cancelled():  # given up: its connection was closed before it was read
+            air.happened(node, named, detail, "lost")
+            return
         if air.cut(node, self.service):  # it was on its way when the line went down: nobody will ever answer
             air.happened(node, named, detail, "lost")
             kind = Ambiguous if changes else Transient
