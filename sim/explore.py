@@ -117,7 +117,7 @@ def _fault(space: Range, plan: Plan, kind: str, choice: Choice) -> Fault | None:
         return Fault(kind, f"{operation}#{choice.whole(1, max(1, space.operations[operation]))}")
     at = choice.whole(1, max(2, int(space.ends_s * 10))) / 10
     node = f"w{choice.whole(0, plan.nodes - 1)}"
-    if kind in ("spike", "skew"):
+    if kind in ("spike", "skew", "echo", "abort"):
         return Fault(kind, at)
     if kind == "retention":
         return Fault(kind, at, node=str(choice.whole(0, plan.partitions - 1)), factor=choice.pick((0.5, 1.0)))

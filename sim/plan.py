@@ -27,6 +27,8 @@ TIMED: Final = {
     "rebalance": "one more node joins the group, and leaves it again",
     "fill": "a service's disk is full",
     "spike": "much of what would come later comes now",
+    "echo": "a producer hears no acknowledgement, and sends its batch again",
+    "abort": "a transaction writes to every partition, and is aborted",
     "retention": "the oldest records of a partition are dropped, read or not",
     "skew": "what was meant for all partitions comes to one",
 }

@@ -265,7 +265,7 @@ class Stage:
         self.restarts_s: float | None = RESTART_S  # None: whoever kills a node starts it again
         self.on_report: Callable[[str, str, dict[str, Any]], None] | None = None
         self._armed_probes: dict[str, list[tuple[str, int, Fault]]] = {}
-        self._drained = self._loaded = False
+        self._drained = self._loaded = self._echo = False
 
     def adopt(self, subject: Subject, *, memo: bool = True) -> None:
         """From here on nodes run this subject's topology, and the judge knows what must come of its records."""
@@ -473,6 +473,16 @@ class Stage:
             self.air.fire(fault)
             self.air.begin(fault)
             self.air.later(fault.for_s, self.air.end, fault)
+        elif fault.kind == "abort":
+            self.air.fire(fault)
+            for topic in self.cluster.topics.values():
+                for number in range(len(topic.logs)):
+                    self.cluster.begin("aborter", topic.name, number, self.subject.load(number, 0, ABORTED))
+                self.cluster.end_transaction("aborter", topic.name, commit=False)
+            self.air._feel("abort")
+        elif fault.kind == "echo":
+            self.air.fire(fault)
+            self._echo = True
         elif fault.kind == "retention":
             self.air.fire(fault)
             for topic in self.cluster.topics.values():
@@ -603,6 +613,10 @@ class Simulation(Stage):
         log = self.cluster.topics[topic].logs[number]
         first = log.end
         self.cluster.produce(topic, number, load(number, first, n))
+        if self._echo:
+            self._echo = False
+            self.cluster.produce(topic, number, load(number, first, n))
+            self.air._feel("echo")
         self.records += n
         self.batches += 1
         self.air.happened("producer", "produce", f"{topic}/{number}", f"{first}+{n}")
@@ -673,6 +687,9 @@ class _Fresh:
 
 
 sabotage.FRESH = _Fresh
+
+ABORTED: Final = 5
+"""Records of an aborted transaction, in each partition."""
 
 BATCH: Final = 60
 """Records of a producer's smallest batch; they are of one, two or three times as many."""

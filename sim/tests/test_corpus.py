@@ -16,7 +16,7 @@ FILES = sorted((Path(__file__).parent.parent / "corpus").glob("*.json"))
 
 
 def test_what_a_search_seldom_finds_is_in_the_corpus() -> None:
-    assert RARE <= {Plan.read(file).sabotage for file in FILES}
+    assert not RARE - {Plan.read(file).sabotage for file in FILES}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
