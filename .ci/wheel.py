@@ -53,7 +53,7 @@ def main() -> None:
         thalweg("coverage", "starter/pipeline.yaml")
         thalweg("schema", shown=False)
         install(f"{wheel}[all]")
-        for example in sorted((ROOT / "examples").glob("*.*")):
+        for example in sorted((ROOT / "examples").rglob("*.*")):
             if example.suffix in (".yaml", ".toml", ".json"):
                 thalweg("check", str(example))
         print("installed alone, checked every example, ran the starter")
