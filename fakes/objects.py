@@ -11,10 +11,16 @@ client's own second try meets 412; be full. Under the profile `lagging-list` alo
 than `lag_s`: no store that the engine supports does that, so nothing may be proven under it but that the engine would notice.
 
 It must not: lose a put that was answered; show half an object, or a part; answer 412 to a create of a key that is not
-there; give two contents one version; list out of order or leave an object out (but for that profile).
+there; give two contents one version; list out of order or leave an object out (but for that profile); let a body change
+after it was handed over.
 
 A version is a hash of the content, as an ETag is: content that comes back brings its version back (ABA), and whoever needs
 a generation keeps one in the body, as the coverage document does.
+
+What is kept for likeness, and for whom: `Stored.version` and what the puts return for the checkpoints, which swap by it;
+`Listed.key` for the lander, which reads intervals out of names; `Listed.size` and `Listed.version` for the conformance
+machine, and nobody in the engine; `Bucket.parts` for tests of torn uploads: nobody may ever come to depend on them. The
+engine's own client puts in one request and leaves no parts, but what it hears of a torn one is the same.
 """
 
 from __future__ import annotations
@@ -26,24 +32,12 @@ import pyarrow as pa
 import xxhash
 
 from fakes.faults import TORN, Air, Fate, Wire
-from thalweg.errors import Exists, Stale
+from thalweg.errors import Exists, Permanent, Stale
 from thalweg.ports import Capabilities, Listed, Stored
 
 Body: TypeAlias = bytes | memoryview | pa.Buffer
 PROFILES: Final = ("strong", "lagging-list")
-HASHED_MAX: Final = 10_000
-
-_HASHED: dict[int, tuple[Body, str]] = {}
-
-
-def version_of(body: Body) -> str:
-    """The ETag of a content."""
-    found = _HASHED.get(id(body))
-    if found is None:
-        if len(_HASHED) >= HASHED_MAX:
-            _HASHED.clear()
-        found = _HASHED[id(body)] = body, xxhash.xxh3_128_hexdigest(body)
-    return found[1]
+HASHED_MAX: Final = 1_000
 
 
 class Bucket:
@@ -64,19 +58,31 @@ class Bucket:
         self.objects: dict[str, tuple[Body, str]] = {}
         self.parts: list[tuple[str, int]] = []  # of torn uploads: key and bytes
         self._made: dict[str, float] = {}
+        self._hashed: dict[int, tuple[Body, str]] = {}  # by identity, of bodies that are held here
 
     def body(self, key: str) -> bytes:
         """What is stored, without a wire. `KeyError` where there is none."""
         return bytes(self.objects[key][0])
 
+    def version_of(self, body: Body) -> str:
+        """The ETag of a content."""
+        found = self._hashed.get(id(body))
+        if found is None:
+            if len(self._hashed) >= HASHED_MAX:
+                self._hashed.clear()
+            found = self._hashed[id(body)] = body, xxhash.xxh3_128_hexdigest(body)
+        return found[1]
+
     def put(self, key: str, body: Body, operation: str) -> str:
-        version = version_of(body)
+        """Set an object, in whatever state its key is; its version."""
+        version = self.version_of(body)
         self.objects[key] = body, version
         self._made.setdefault(key, self.air.now())
         self.observe(operation, key, body)
         return version
 
     def listed(self, prefix: str, after: str) -> list[Listed]:
+        """What a listing shows now."""
         found = sorted(k for k in self.objects if k.startswith(prefix) and k > after)
         if self.profile == "lagging-list":
             now = self.air.now()
@@ -84,6 +90,7 @@ class Bucket:
         return [Listed(k, len(self.objects[k][0]), self.objects[k][1]) for k in found]
 
     def remove(self, key: str) -> None:
+        """Delete an object, if it is there."""
         if self.objects.pop(key, None) is not None:
             del self._made[key]
             self.observe("delete", key, None)
@@ -98,43 +105,73 @@ class ObjectsTwin:
         self.bucket, self.wire, self.url, self._root = bucket, wire, url, root
 
     async def get(self, key: str) -> Stored | None:
+        name = self._name(key)
+
         def apply() -> Stored | None:
-            found = self.bucket.objects.get(self._root + key)
+            found = self.bucket.objects.get(name)
             return None if found is None else Stored(bytes(found[0]), found[1])
 
         return await self.wire.call("get", apply, detail=key)
 
     async def create(self, key: str, body: Body) -> str:
+        name, body = self._name(key), _kept(body)
+
         def apply() -> str:
-            if self._root + key in self.bucket.objects:
+            if name in self.bucket.objects:
                 raise Exists(f"object {key} exists", where=self.url)
-            return self.bucket.put(self._root + key, body, "create")
+            return self.bucket.put(name, body, "create")
 
-        def refused(fate: Fate) -> None:
-            if fate is TORN:
-                self.bucket.parts.append((self._root + key, len(body) // 2))
-
-        return await self.wire.call("create", apply, detail=key, changes=True, refused=refused)
+        return await self.wire.call("create", apply, detail=key, changes=True, refused=self._torn(name, body))
 
     async def replace(self, key: str, body: bytes, version: str) -> str:
+        name = self._name(key)
+
         def apply() -> str:
-            found = self.bucket.objects.get(self._root + key)
+            found = self.bucket.objects.get(name)
             if found is None or found[1] != version:
                 raise Stale(f"object {key} has changed", where=self.url)
-            return self.bucket.put(self._root + key, body, "replace")
+            return self.bucket.put(name, body, "replace")
 
-        return await self.wire.call("replace", apply, detail=key, changes=True)
+        return await self.wire.call("replace", apply, detail=key, changes=True, refused=self._torn(name, body))
 
     async def list(self, prefix: str, after: str = "") -> list[Listed]:
+        folder, root = prefix.rpartition("/")[0], self._root
+        if folder:
+            self._name(folder)
+
         def apply() -> list[Listed]:
-            root = self._root
             found = self.bucket.listed(root + prefix, root + after if after else "")
             return [Listed(entry.key.removeprefix(root), entry.size, entry.version) for entry in found] if root else found
 
         return await self.wire.call("list", apply, detail=prefix)
 
     async def delete(self, key: str) -> None:
-        await self.wire.call("delete", lambda: self.bucket.remove(self._root + key), detail=key, changes=True)
+        name = self._name(key)
+        await self.wire.call("delete", lambda: self.bucket.remove(name), detail=key, changes=True)
 
     async def close(self) -> None:
         return
+
+    def _name(self, key: str) -> str:
+        """The key in the bucket. What is no key on a real client is none here either, and never sets out."""
+        pieces = key.split("/")
+        last = pieces[-1]
+        if (
+            any(piece in ("", ".", "..") for piece in pieces)
+            or (last[0] == "." and last.endswith((".tmp", ".lock")))
+            or "\0" in key
+        ):
+            raise Permanent(f"{key!r} is not a key of an object store", where=self.url)
+        return self._root + key
+
+    def _torn(self, name: str, body: Body) -> Callable[[Fate], None]:
+        def refused(fate: Fate) -> None:
+            if fate == TORN:
+                self.bucket.parts.append((name, len(body) // 2))
+
+        return refused
+
+
+def _kept(body: Body) -> Body:
+    """The body as it is now. Bytes and Arrow's buffers are nobody's to change any more; what a view shows may be."""
+    return bytes(body) if isinstance(body, memoryview) else body
