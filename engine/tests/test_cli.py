@@ -211,6 +211,13 @@ def test_gaps_are_not_told_below_the_start_nor_without_any_range() -> None:
     assert gaps_of(Document("p")) == []
 
 
+def test_a_sink_that_nothing_ever_reached_is_all_gap() -> None:
+    document = Document("p", base=10, sinks={"raw": RangeSet([(10, 20)])})
+    pg, raw = gaps_of(document, ["raw", "pg"])
+    assert (pg["sink"], pg["covered"], pg["gaps"]) == ("pg", [], [{"start": 10, "stop": 20, "reason": None}])
+    assert (raw["sink"], raw["gaps"]) == ("raw", [])
+
+
 # --- events -------------------------------------------------------------------------------------------------------
 
 

@@ -481,6 +481,8 @@ def test_loopback_is_no_cause_for_a_warning(tmp_path: Path, bind: str) -> None:
         ("postgresql://u:p@localhost/d", "postgres://127.0.0.1:5432/d", True),
         ("postgresql://u@h/d?sslmode=require", "host=H dbname=d user=x", True),
         ("postgresql:///d?host=/run/a&port=1", "postgresql:///d?host=/run/b&port=1", False),
+        ("postgresql:///d?host=/var/run/postgresql", "host=LOCALHOST. dbname=d", True),
+        ("postgresql://db.example./d", "host=DB.example dbname=d", True),
         ("postgresql://h/d?port=1", "postgresql://h:1/d", True),
         ("postgresql://u@h", "postgresql://h/u", True),
         ("postgresql://h/d", "postgresql://h/e", False),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -197,7 +197,7 @@ def coverage(file: File, as_json: AsJson = False) -> None:
         documents = asyncio.run(node.coverage(topology, lambda *_, **__: None))
     except ThalwegError as error:
         raise typer.Exit(_stopped(error, veil)) from None
-    rows = [row for document in documents for row in gaps_of(document)]
+    rows = [row for document in documents for row in gaps_of(document, [s.name for s in topology.sinks])]
     if as_json:
         print(json.dumps(rows, indent=2))
     elif not rows:
@@ -216,12 +216,16 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
     return row["partition"], row["sink"], _spans(row["covered"]), _gaps(row["gaps"])
 
 
-def gaps_of(document: Document) -> list[dict[str, Any]]:
-    """Per sink of one partition: covered ranges and, up to the furthest sink's end, the gaps with their reason."""
+def gaps_of(document: Document, sinks: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Per sink of one partition: covered ranges and, up to the furthest sink's end, the gaps with their reason.
+
+    `sinks` are those of the topology: one that nothing has ever reached is not in the document, and is all gap.
+    """
     ends = [stop for ranges in (*document.sinks.values(), *document.explained.values()) for _, stop in ranges]
     stop = max(ends, default=0)
     out = []
-    for sink, ranges in sorted(document.sinks.items()):
+    for sink in sorted({*document.sinks, *sinks}):
+        ranges = document.ranges(sink)
         gaps: list[dict[str, Any]] = []
         unexplained = ranges.gaps(document.base or 0, stop)
         for reason, excused in sorted(document.explained.items()):

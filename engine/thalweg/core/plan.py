@@ -921,5 +921,10 @@ def _place(url: str) -> tuple[str, ...]:
     return ("folder", *pieces)
 
 
+LOOPBACK: Final = frozenset(("", "localhost", "::1", "[::1]", "/tmp", "/run/postgresql", "/var/run/postgresql"))
+"""What reaches this machine's own server: libpq's usual socket folders, too."""
+
+
 def _host(host: str) -> str:
-    return "127.0.0.1" if host in ("", "localhost", "::1", "[::1]") else host.lower()
+    plain = host.lower().rstrip("./")
+    return "127.0.0.1" if plain in LOOPBACK else plain
