@@ -12,6 +12,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any, Final
 from unittest.mock import patch
 from uuid import UUID
@@ -800,6 +801,100 @@ def reads_the_clock() -> Iterator[None]:
         yield
 
 
+# --- bugs that a row's own spec must find ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def every_sink_gates() -> Iterator[None]:
+    """The source waits for every sink, whatever its `on_failure` says."""
+    from thalweg.core.topology import Topology
+
+    with patch.object(Topology, "gating", property(lambda self: frozenset(s.name for s in self.sinks))):
+        yield
+
+
+@contextmanager
+def durable_off_is_let_through() -> Iterator[None]:
+    """The plan takes no notice of `durable: false`."""
+    from thalweg.core import plan
+
+    init = plan._Planner.__init__
+
+    def hard_of_hearing(self: Any, *words: Any, **more: Any) -> None:
+        init(self, *words, **more)
+        fault = self.fault
+
+        def heard(path: str, *rest: Any) -> None:
+            if not path.endswith(".durable"):
+                fault(path, *rest)
+
+        self.fault = heard
+
+    with patch.object(plan._Planner, "__init__", hard_of_hearing):
+        yield
+
+
+@contextmanager
+def colocation_compares_spelling() -> Iterator[None]:
+    """Two connection strings name one database only when they are the same text."""
+    from thalweg.core import plan
+
+    with patch.object(plan, "within", lambda outer, inner: outer == inner):
+        yield
+
+
+@contextmanager
+def checkpoints_only_at_the_end() -> Iterator[None]:
+    """Coverage is stored when a partition is given up, and not before."""
+    from thalweg.runtime.worker import Worker
+
+    async def idle(self: Worker) -> None:
+        await asyncio.Event().wait()
+
+    with patch.object(Worker, "_tick", idle):
+        yield
+
+
+@contextmanager
+def one_range_a_batch() -> Iterator[None]:
+    """Ranges that touch are kept apart."""
+    from thalweg.core.coverage import RangeSet
+
+    def apart(self: RangeSet, ranges: Any = ()) -> None:
+        self._ranges = tuple(sorted({(a, b) for a, b in ranges if a < b}))
+
+    with patch.object(RangeSet, "__init__", apart):
+        yield
+
+
+@contextmanager
+def ranges_meet_at_a_distance() -> Iterator[None]:
+    """Ranges become one when a single position is missing between them."""
+    from thalweg.core.coverage import RangeSet
+
+    init = RangeSet.__init__
+
+    def near(self: RangeSet, ranges: Any = ()) -> None:
+        some = sorted((a, b) for a, b in ranges if a < b)
+        init(self, [*some, *((b, c) for (_, b), (c, _) in pairwise(some) if c == b + 1)])
+
+    with patch.object(RangeSet, "__init__", near):
+        yield
+
+
+@contextmanager
+def cluster_left_out_of_the_id() -> Iterator[None]:
+    """Record ids do not know which cluster a record is from."""
+    from dataclasses import replace
+
+    from thalweg.core import batch
+
+    prefix = batch._prefix
+
+    with patch.object(batch, "_prefix", lambda partition: prefix(replace(partition, cluster=""))):
+        yield
+
+
 def _unmemoised() -> AbstractContextManager[None]:
     """Where a world keeps the results of pure work, a bug in that work is planted beneath what it keeps."""
     return FRESH()
@@ -814,7 +909,12 @@ REAL_ONLY: Final = frozenset({"commit-before-durable", "commit-a-batch-early", "
 RARE: Final = frozenset({"commits-what-was-found"})
 """Bugs that a search finds once in more than a thousand seeds: a plan of the corpus shows each of them every time."""
 
-SPEC_ONLY: Final[frozenset[str]] = frozenset()
+SPEC_ONLY: Final = frozenset(
+    {
+        "every-sink-gates", "durable-off-is-let-through", "colocation-compares-spelling", "checkpoints-only-at-the-end",
+        "one-range-a-batch", "ranges-meet-at-a-distance", "cluster-left-out-of-the-id",
+    }
+)  # fmt: skip
 """Bugs that only a row's own spec can show: what they spoil, no invariant speaks of."""
 
 INVARIANTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -880,6 +980,13 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "commits-for-the-old-topic": commits_for_the_old_topic,
     "claims-beyond-the-log": claims_beyond_the_log,
     "reads-the-clock": reads_the_clock,
+    "every-sink-gates": every_sink_gates,
+    "durable-off-is-let-through": durable_off_is_let_through,
+    "colocation-compares-spelling": colocation_compares_spelling,
+    "checkpoints-only-at-the-end": checkpoints_only_at_the_end,
+    "one-range-a-batch": one_range_a_batch,
+    "ranges-meet-at-a-distance": ranges_meet_at_a_distance,
+    "cluster-left-out-of-the-id": cluster_left_out_of_the_id,
 }
 
 

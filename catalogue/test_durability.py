@@ -161,7 +161,7 @@ def test_parquet_object_store_sink_is_primary_raw_eligible(world: World) -> None
     """If this is false, keeping raw needs a catalogue service that may be down, or its windows cannot be read back."""
     world.topic(world.name, 2)
     engine = world.engine(pipeline(world.name))
-    some = [Message(b'{"id":%d}' % i, i % 2, b"k%d" % i, (("h", b"\xff"), ("h", None))) for i in range(60)]
+    some = [Message(b'{"id":%d}' % i, i % 2, b"k%d" % i if i % 3 else None, (("h", b"\xff"), ("h", None))) for i in range(60)]
     world.produce(world.name, some)
     world.wait_until("committed", lambda: at_ends(world))
     assert engine.stop() == 0

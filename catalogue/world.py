@@ -6,7 +6,7 @@ A world owns time: a spec never sleeps, it says what it waits for. It owns addre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -177,6 +177,14 @@ class World(Protocol):
 
     def engine(self, pipeline: str, *, kill_at: str = "", **environment: str) -> Engine:
         """Start a node on this pipeline. `kill_at` is a probe with its ordinal, `raw.durable#2`: it loses its power there."""
+        ...
+
+    def coverage(self, pipeline: str) -> list[dict[str, Any]]:
+        """What `thalweg coverage --json` prints for it."""
+        ...
+
+    def between(self, kind: str, work: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        """What `work` makes of two nodes' clients (the engine's port) of one new store: `objects`, or `database`."""
         ...
 
     def inject(self, fault: Fault) -> None:

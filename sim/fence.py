@@ -85,10 +85,18 @@ def inside() -> bool:
     return loop is not None and type(loop).__name__ == "SimLoop"
 
 
+HARNESS: Final = "hypothesis."
+"""Its callback on garbage collections looks at the clock, whatever runs at the time: that is not the world's doing."""
+
+
+def _by_the_harness() -> bool:
+    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith(HARNESS)
+
+
 def _fenced(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(real)
     def door(*args: Any, **kwargs: Any) -> Any:
-        if inside():
+        if inside() and not _by_the_harness():
             raise Escape(name)
         return real(*args, **kwargs)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,18 +21,23 @@ from datafusion import SessionContext
 from catalogue import world as vocabulary
 from catalogue.invariants import Checkpoint, Identities, checkpoint, identities
 from fakes import kafka
-from fakes.faults import REFUSED, REPLY_LOST, TORN
+from fakes.faults import REFUSED, REPLY_LOST, TORN, Wire
+from fakes.objects import Bucket, ObjectsTwin
+from fakes.postgres import PostgresTwin, Server
+from sim.loop import Power
 from sim.plan import Fault, Plan
 from sim.subject import Load
 from sim.world import Machine, Stage, Subject
-from thalweg.__main__ import judged_file
+from thalweg.__main__ import gaps_of, judged_file
 from thalweg.core.topology import Topology
 from thalweg.errors import ThalwegError, Transient
-from thalweg.node import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE
+from thalweg.node import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, checkpoints_of
 
 EXIT_CONFIG: Final = 78
 LOOK_S: Final = 0.01
 STEP_S: Final = 120.0
+CLIENTS: Final = ("one", "other")
+"""Nodes that are no engine: clients of a spec's own."""
 
 
 class SimEngine:
@@ -223,6 +229,40 @@ class SimWorld:
         self.stage.loop.run_while(lambda: machine.starts == 0)
         return engine
 
+    def coverage(self, pipeline: str) -> list[dict[str, Any]]:
+        """As the command does, over twins."""
+        topology = self.stage.subject.topology
+
+        async def found() -> list[dict[str, Any]]:
+            store = checkpoints_of(topology, self.stage.outside("cli"))
+            await store.open()
+            documents = [await store.load(slug) for slug in sorted(await store.partitions())]
+            return [row for d in documents if d is not None for row in gaps_of(d, [s.name for s in topology.sinks])]
+
+        rows: list[dict[str, Any]] = self._made(found())
+        return rows
+
+    def between(self, kind: str, work: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        air = self.stage.air
+        if kind == "objects":
+            bucket = Bucket(air)
+            return self._made(work(*(ObjectsTwin(bucket, Wire(air, node, kind), "s3://between") for node in CLIENTS)))
+        server = Server(air)
+        return self._made(work(*(PostgresTwin(server, Wire(air, node, kind)) for node in CLIENTS)))
+
+    def _made(self, work: Awaitable[Any]) -> Any:
+        """Run it in the world's time, whatever else goes on there."""
+        for node in (*CLIENTS, "cli"):
+            self.stage.air.powers.setdefault(node, Power(node))
+
+        async def all_of_it() -> Any:
+            return await work
+
+        task = self.stage.loop.create_task(all_of_it(), context=Context())
+        self.stage.loop.run_while(lambda: not task.done())
+        self.judge()
+        return task.result()
+
     def inject(self, fault: vocabulary.Fault) -> None:
         air, stage = self.stage.air, self.stage
         match fault:
@@ -256,7 +296,9 @@ class SimWorld:
         return self.stage.air.now()
 
     def pass_time(self, seconds: float) -> None:
-        self._run(lambda: False, seconds)
+        passed: list[bool] = []
+        self.stage.air.later(seconds, passed.append, True)  # the clock moves by events alone
+        self._run(lambda: bool(passed), seconds + LOOK_S)
 
     def wait_until(self, what: str, condition: Callable[[], bool], within_s: float = STEP_S) -> None:
         if not self._run(condition, max(within_s, STEP_S)):

@@ -38,16 +38,24 @@ def judged(row: str, seed: int, tmp_path: Path) -> None:
     """Run the spec in a world of its own; raises what it raises."""
     spec = spec_of(row)
     wanted = inspect.signature(spec).parameters
-    given: dict[str, Any] = {"tmp_path": tmp_path} if "tmp_path" in wanted else {}
-    if "world" not in wanted:
-        spec(**given)
-        return
-    world = SimWorld("spec", seed=seed)
-    try:
-        spec(world=world, **given)
-        world.judge()
-    finally:
-        world.close()
+    for values in cases_of(spec):
+        given: dict[str, Any] = {**values, **({"tmp_path": tmp_path} if "tmp_path" in wanted else {})}
+        if "world" not in wanted:
+            spec(**given)
+            continue
+        world = SimWorld("spec", seed=seed)
+        try:
+            spec(world=world, **given)
+            world.judge()
+        finally:
+            world.close()
+
+
+def cases_of(spec: Callable[..., None]) -> list[dict[str, Any]]:
+    """What its `parametrize` gives it: of one argument, as specs have it."""
+    marks = [m for m in getattr(spec, "pytestmark", []) if m.name == "parametrize"]
+    assert len(marks) <= 1
+    return [{m.args[0]: value} for m in marks for value in m.args[1]] or [{}]
 
 
 def test_every_row_of_the_simulator_has_a_bug_that_runs_there() -> None:
