@@ -154,6 +154,10 @@ class Truth(Protocol):
         """What the destination says."""
         ...
 
+    def contacted(self) -> set[str]:
+        """Services that engines have called: `kafka`, and others by the sink that is theirs."""
+        ...
+
     def binary_copies(self) -> int:
         """How many binary COPY statements the destination has served."""
         ...

@@ -161,6 +161,12 @@ class SimTruth:
             raise
         return [tuple(row.values()) for batch in found for row in batch.to_pylist()]
 
+    def contacted(self) -> set[str]:
+        nodes = self._world.stage.machines
+        calls = (operation for _, node, operation, _, _ in self._world.stage.air.trace if node in nodes)
+        services = {"kafka", *self._world.stage._services.values()}
+        return {operation.partition(".")[0] for operation in calls} & services
+
     def binary_copies(self) -> int:
         return sum(
             operation.endswith(".copy") and outcome == "done" for _, _, operation, _, outcome in self._world.stage.air.trace
@@ -207,7 +213,7 @@ class SimWorld:
             path.write_text(pipeline, encoding="utf-8")
             found = judged_file(path, strict=True)
         if found.topology is None:
-            engine = SimEngine(self, None, EXIT_CONFIG)
+            engine = self._engines[f"refused{len(self._engines)}"] = SimEngine(self, None, EXIT_CONFIG)
             engine._log += [f"[{f.code}] line {f.line}: {f.what}" for f in found.faults]
             return engine
         topology = replace(found.topology, http=None)
