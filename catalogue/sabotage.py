@@ -814,6 +814,36 @@ def every_sink_gates() -> Iterator[None]:
 
 
 @contextmanager
+def calls_a_third_party() -> Iterator[None]:
+    """Every node looks for coordination in an object store, asked for or not."""
+    from thalweg.runtime.pipeline import Pipeline
+
+    opened = Pipeline.open
+
+    async def chatty(self: Pipeline) -> None:
+        await self.outside.objects("s3://coordination", {}).list("")
+        await opened(self)
+
+    with patch.object(Pipeline, "open", chatty):
+        yield
+
+
+@contextmanager
+def first_descendant_acks() -> Iterator[None]:
+    """What has landed in one sink counts as landed in all."""
+    from thalweg.runtime.pipeline import Owned
+
+    def landed(self: Owned, sink: str, start: int, stop: int) -> None:
+        if self.alive:
+            for name in self.ledger.gating:
+                self.ledger.landed(name, start, stop)
+            self.changed.set()
+
+    with patch.object(Owned, "landed", landed):
+        yield
+
+
+@contextmanager
 def durable_off_is_let_through() -> Iterator[None]:
     """The plan takes no notice of `durable: false`."""
     from thalweg.core import plan
@@ -911,7 +941,8 @@ RARE: Final = frozenset({"commits-what-was-found"})
 
 SPEC_ONLY: Final = frozenset(
     {
-        "every-sink-gates", "durable-off-is-let-through", "colocation-compares-spelling", "checkpoints-only-at-the-end",
+        "every-sink-gates", "calls-a-third-party", "durable-off-is-let-through", "colocation-compares-spelling",
+        "checkpoints-only-at-the-end",
         "one-range-a-batch", "ranges-meet-at-a-distance", "cluster-left-out-of-the-id",
     }
 )  # fmt: skip
@@ -981,6 +1012,8 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "claims-beyond-the-log": claims_beyond_the_log,
     "reads-the-clock": reads_the_clock,
     "every-sink-gates": every_sink_gates,
+    "calls-a-third-party": calls_a_third_party,
+    "first-descendant-acks": first_descendant_acks,
     "durable-off-is-let-through": durable_off_is_let_through,
     "colocation-compares-spelling": colocation_compares_spelling,
     "checkpoints-only-at-the-end": checkpoints_only_at_the_end,

@@ -1,7 +1,7 @@
 """`pytest -p chaos.plugin catalogue`: specs get the world of real servers.
 
-Starts one stack for the run, with only the servers that the collected specs need. A spec that needs a server that this
-world does not have is taken out, counted and printed as open: it never passes. `--sabotage NAME` plants a bug of
+Starts one stack for the run, with only the servers that the collected specs need. A spec whose row is not written for real
+servers yet is taken out, counted and printed as open: it never passes. `--sabotage NAME` plants a bug of
 `catalogue.sabotage` in every engine process; the specs that name it in the index must then fail.
 """
 
@@ -16,13 +16,13 @@ import pytest
 from chaos.stack import Stack, stack
 from chaos.world import RealWorld
 
-HAS = {"kafka": "kafka", "pg": "postgres", "s3": "s3"}
-OPEN = pytest.StashKey[dict[str, str]]()
+OPEN = pytest.StashKey[list[str]]()
 
 
-def _needs() -> dict[str, list[str]]:
+def _written() -> set[str]:
+    """Specs that are written for this world."""
     index = tomllib.loads((Path(__file__).parent.parent / "catalogue" / "index.toml").read_text(encoding="utf-8"))
-    return {f"test_{row['id']}": row["needs"] for row in index["row"]}
+    return {f"test_{row['id']}" for row in index["row"] if row["status"]["real"] == "written"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,23 +31,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out what needs a server that is not here yet."""
-    needs = _needs()
-    missing = {
-        item.name: " ".join(sorted(lack))
+    """Take out what is not written for real servers yet."""
+    written, here = _written(), Path(__file__).parent.parent / "catalogue"
+    missing = [
+        item
         for item in items
-        if "world" in getattr(item, "fixturenames", ()) and (lack := set(needs.get(item.name, ())) - set(HAS))
-    }
-    config.stash[OPEN] = missing
+        if here in item.path.parents
+        and "world" in getattr(item, "fixturenames", ())
+        and getattr(item, "originalname", item.name) not in written
+    ]
+    config.stash[OPEN] = sorted({getattr(item, "originalname", item.name) for item in missing})
     if missing:
-        config.hook.pytest_deselected(items=[i for i in items if i.name in missing])
-        items[:] = [i for i in items if i.name not in missing]
+        config.hook.pytest_deselected(items=missing)
+        items[:] = [i for i in items if i not in missing]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Name what could not run here."""
-    for name, lack in config.stash.get(OPEN, {}).items():
-        terminalreporter.write_line(f"chaos: {name} is open: this world has no {lack} yet")
+    for name in config.stash.get(OPEN, []):
+        terminalreporter.write_line(f"chaos: {name} is open: it is not written for real servers yet")
 
 
 @pytest.fixture(scope="session")
