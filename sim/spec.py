@@ -28,7 +28,8 @@ from sim.loop import Power
 from sim.plan import Fault, Plan
 from sim.subject import Load
 from sim.world import Machine, Stage, Subject
-from thalweg.__main__ import gaps_of, judged_file
+from thalweg import __main__ as command
+from thalweg.__main__ import judged_file
 from thalweg.core.topology import Topology
 from thalweg.errors import ThalwegError, Transient
 from thalweg.node import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, checkpoints_of
@@ -243,7 +244,7 @@ class SimWorld:
             store = checkpoints_of(topology, self.stage.outside("cli"))
             await store.open()
             documents = [await store.load(slug) for slug in sorted(await store.partitions())]
-            return [row for d in documents if d is not None for row in gaps_of(d, [s.name for s in topology.sinks])]
+            return [row for d in documents if d is not None for row in command.gaps_of(d, [s.name for s in topology.sinks])]
 
         rows: list[dict[str, Any]] = self._made(found())
         return rows
