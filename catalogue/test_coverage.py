@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from catalogue.given import orders
@@ -37,9 +37,14 @@ def claimed(world: World, sink: str) -> set[int]:
 def never_ahead(world: World, condition: Callable[[], bool]) -> Callable[[], bool]:
     """`condition`, and at each look: nothing is claimed of raw that is not there."""
 
+    seen: set[int] = set()
+
     def look() -> bool:
-        before = claimed(world, "raw")  # first, since raw only grows
-        assert before <= set(stored(world)), "coverage names what raw does not hold"
+        nonlocal seen
+        now = claimed(world, "raw")  # first, since raw only grows
+        if now != seen:
+            assert now <= set(stored(world)), "coverage names what raw does not hold"
+            seen = now
         return condition()
 
     return look
@@ -77,7 +82,7 @@ def _ended(engine: Engine) -> Callable[[], bool]:
 
 
 INTERVAL_S = 2.0
-UNDER_WAY = 8
+UNDER_WAY = 4
 """Times as long as one batch takes into every sink: what comes before it there, and the checkpoint and commit after it."""
 
 
@@ -102,13 +107,13 @@ def test_pod_loss_replays_at_most_one_checkpoint_interval(world: World) -> None:
     bound_s = INTERVAL_S + UNDER_WAY * way_s
     for phase in (0.13, 0.47, 0.91):
         began, before = world.seconds(), n
-        while world.seconds() < began + 2 * bound_s + phase * INTERVAL_S:
+        while world.seconds() < began + 1.3 * bound_s + phase * INTERVAL_S:
             arrive()
             world.pass_time(0.6)
         arrive()
         killed = world.seconds()
         engine.kill()
-        committed = world.truth.committed(world.name, world.name)[0]
+        committed = world.truth.committed(world.name, world.name).get(0, 0)
         allowed = n - max((end for at, end in arrivals if at <= killed - bound_s), default=0)
         assert allowed < n - before, "the run is longer than what may be replayed"
         assert 0 < n - committed <= allowed, f"{n - committed} to be replayed, {allowed} arrived within {bound_s:.1f} s"
@@ -466,7 +471,7 @@ def points(found: RangeSet | list[tuple[int, int]]) -> set[int]:
 
 
 @given(one=ranges, other=ranges, walk=steps, chance=st.randoms(use_true_random=False))
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=300, deadline=None, database=None, phases=(Phase.generate,))  # an example is small as it is found
 def test_range_compaction_never_closes_an_unverified_gap(
     one: list[tuple[int, int]], other: list[tuple[int, int]], walk: list[tuple[str, int]], chance: Any
 ) -> None:
