@@ -936,6 +936,14 @@ FRESH: Callable[[], AbstractContextManager[None]] = nullcontext
 REAL_ONLY: Final = frozenset({"commit-before-durable", "commit-a-batch-early", "insert-instead-of-copy"})
 """Bugs of an adapter: no simulator runs those."""
 
+FOCUS: Final[Mapping[str, tuple[str, ...]]] = {
+    "last-writer-wins": ("pause",),
+    "conflict-counts-as-stored": ("pause",),
+    "gap-is-bridged": ("retention", "kill", "pause"),
+    "explains-too-much": ("retention", "kill", "pause"),
+}
+"""Kinds of faults without which a bug does nothing: the search for it draws no others."""
+
 RARE: Final = frozenset({"commits-what-was-found"})
 """Bugs that a search finds once in more than a thousand seeds: a plan of the corpus shows each of them every time."""
 

@@ -397,7 +397,7 @@ def replay(options: argparse.Namespace) -> int:
 
 def sabotage(options: argparse.Namespace) -> int:
     """Plant each bug in turn and search for it; a bug that is not found, or a clean engine that is blamed, fails."""
-    from catalogue.sabotage import INVARIANTS, PLANTS, RARE, REAL_ONLY, SPEC_ONLY
+    from catalogue.sabotage import FOCUS, INVARIANTS, PLANTS, RARE, REAL_ONLY, SPEC_ONLY
 
     subject = loaded(options.subject, options.sample)
     prepared()
@@ -415,7 +415,7 @@ def sabotage(options: argparse.Namespace) -> int:
         mine = {invariant for invariant, plants in INVARIANTS.items() if name in plants}
         with planted(name):
             for number in range(1, options.seeds + 1):
-                result = explore.simulate(subject, explore.plan_of(space, base, number))
+                result = explore.simulate(subject, explore.plan_of(space, base, number, FOCUS.get(name, ())))
                 if not result.ok:
                     found.setdefault(name, (number, result.violations[0].invariant))
                     broken.setdefault(name, set()).update(v.invariant for v in result.violations)

@@ -96,10 +96,10 @@ class Range:
         return cls(dict(sorted(counts.items())), tuple(services), clean.virtual_s, forgives)
 
 
-def drawn(space: Range, plan: Plan, choice: Choice) -> Plan:
-    """`plan` with faults, drawn. Durations are in steps of a tenth, so that a shrunk plan reads well."""
+def drawn(space: Range, plan: Plan, choice: Choice, only: Sequence[str] = ()) -> Plan:
+    """`plan` with faults, drawn (of the kinds in `only`, if any). Durations are in tenths, so that a shrunk plan reads well."""
     every = [kind for kind in (*sorted(EFFECTS), *sorted(TIMED)) if kind != "retention" or space.forgives]
-    kinds = [kind for kind in every if choice.flag()] or ["killed-after"]
+    kinds = list(only) or [kind for kind in every if choice.flag()] or ["killed-after"]
     faults = []
     for _ in range(choice.whole(1, FAULTS_MAX)):
         fault = _fault(space, plan, choice.pick(kinds), choice)
@@ -138,9 +138,9 @@ def _fault(space: Range, plan: Plan, kind: str, choice: Choice) -> Fault | None:
     return Fault("fill", at, service=choice.pick(stores), for_s=choice.whole(3, 40) / 10) if stores else None
 
 
-def plan_of(space: Range, plan: Plan, seed: int) -> Plan:
+def plan_of(space: Range, plan: Plan, seed: int, only: Sequence[str] = ()) -> Plan:
     """The plan of one seed."""
-    return drawn(space, replace(plan, seed=seed, load=seed), Seeded(f"plan {seed}"))
+    return drawn(space, replace(plan, seed=seed, load=seed), Seeded(f"plan {seed}"), only)
 
 
 # --- campaigns --------------------------------------------------------------------------------------------------------
