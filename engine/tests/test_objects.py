@@ -42,6 +42,17 @@ async def store(tmp_path: Path) -> AsyncIterator[FolderStore]:
 # --- a folder ---------------------------------------------------------------------------------------------------------
 
 
+async def test_a_folder_of_objects_is_no_object(store: FolderStore) -> None:
+    """`Exists` would be read as "durable": a claim of data that nobody has written."""
+    await store.create("a/b", b"x")
+    with pytest.raises(Permanent, match="folder of other objects") as raised:
+        await store.create("a", b"y")
+    assert not isinstance(raised.value, Exists)
+    await store.delete("a")
+    assert await store.get("a") is None
+    assert await store.get("a/b") is not None
+
+
 async def test_create_is_create_only_and_takes_what_arrow_hands_out(store: FolderStore) -> None:
     for key, body in (("a/b", b"one"), ("a/c", memoryview(b"one")), ("a/d", pa.py_buffer(b"one"))):
         version = await store.create(key, body)

@@ -223,6 +223,9 @@ class FolderStore:
             try:
                 os.link(temporary, path)  # atomic, and refused where the name is taken
             except FileExistsError:
+                if path.is_dir():  # keys below it made it; to say that this one exists would be a claim of data never written
+                    what = f"{key} cannot be an object here: it is a folder of other objects"
+                    raise Permanent(what, where=self.url, remedy="Use an object store, or another folder") from None
                 self._settle(path.parent)  # its writer may have died before it could
                 raise Exists(f"{key} exists", where=self.url) from None
             finally:
@@ -291,6 +294,8 @@ class FolderStore:
         path = self._root / _checked(key)
 
         def remove() -> None:
+            if path.is_dir():
+                return  # of other objects; there is none by this name
             with suppress(FileNotFoundError, NotADirectoryError):
                 path.unlink()
                 self._settle(path.parent)
