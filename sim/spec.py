@@ -222,6 +222,7 @@ class SimWorld:
             self._topology = topology
             load = Load(lambda partition, index: kafka.Message(None), topology)
             self.stage.adopt(Subject(self.name, topology, load.some, load.expected))
+            self.stage._services = _Services(self.stage._services)
         elif _shape(topology) != _shape(self._topology):
             raise ValueError("a spec's engines all run one pipeline in the simulator")
         number = len(self.stage.machines)
@@ -353,6 +354,14 @@ class SimWorld:
     def _reported(self, node: str, event: str, fields: Mapping[str, Any]) -> None:
         if node in self._engines:
             self._engines[node]._log.append(f"{self.stage.air.now():.3f} {event} {fields}")
+
+
+class _Services(dict[str, str]):
+    """An address that the pipeline does not name is a service of its own."""
+
+    def __missing__(self, url: str) -> str:
+        self[url] = url
+        return url
 
 
 def _by_partition(messages: Sequence[vocabulary.Message]) -> dict[int, list[kafka.Message]]:
