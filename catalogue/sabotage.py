@@ -1031,15 +1031,23 @@ PLANTS: Final[Mapping[str, Plant]] = {
 }
 
 
+def every_plant() -> Mapping[str, Plant]:
+    """Those of the rows too, which stand in modules of their own."""
+    from catalogue import plant_coverage, plant_durability
+
+    return {**PLANTS, **plant_coverage.PLANTS, **plant_durability.PLANTS}
+
+
 def main() -> None:
     """Plant the bug that is named, then be the engine's command line."""
     name, dashes, *words = sys.argv[1:]
-    if dashes != "--" or name not in PLANTS:
-        raise SystemExit(f"python -m catalogue.sabotage NAME -- …, where NAME is one of: {', '.join(PLANTS)}")
+    plants = every_plant()
+    if dashes != "--" or name not in plants:
+        raise SystemExit(f"python -m catalogue.sabotage NAME -- …, where NAME is one of: {', '.join(plants)}")
     from thalweg.__main__ import main as engine
 
     sys.argv = ["thalweg", *words]
-    with PLANTS[name]():
+    with plants[name]():
         engine()
 
 

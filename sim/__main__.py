@@ -72,12 +72,13 @@ def planted(name: str) -> AbstractContextManager[None]:
     """A planted bug by its name."""
     if not name:
         return nullcontext()
-    from catalogue.sabotage import PLANTS
+    from catalogue.sabotage import every_plant
 
-    if name not in PLANTS:
-        print(f"no planted bug is called {name!r}; there are {', '.join(PLANTS)}", file=sys.stderr)
+    plants = every_plant()
+    if name not in plants:
+        print(f"no planted bug is called {name!r}; there are {', '.join(plants)}", file=sys.stderr)
         raise SystemExit(2)
-    return PLANTS[name]()
+    return plants[name]()
 
 
 def base_plan(options: argparse.Namespace) -> Plan:

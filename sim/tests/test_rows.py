@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from catalogue.sabotage import PLANTS, REAL_ONLY
+from catalogue.sabotage import REAL_ONLY, every_plant
 from sim import fence
 from sim.spec import SimWorld
 
 INDEX = tomllib.loads((Path(__file__).parent.parent.parent / "catalogue" / "index.toml").read_text(encoding="utf-8"))
 ROWS = {row["id"]: row for row in INDEX["row"] if row["status"]["sim"] == "written"}
+PLANTS = every_plant()
 PLANTED = [(row, plant) for row, entry in ROWS.items() for plant in entry["sabotages"] if plant not in REAL_ONLY]
 SEEDS = range(1, 11)
 
