@@ -29,7 +29,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from fakes.faults import REQUEST_TIMEOUT_S, Air, Wire
 from thalweg.core.batch import ENVELOPE, HEADERS, Cursor, KafkaCursor, Partition
-from thalweg.errors import Permanent, RefusedNow
+from thalweg.errors import Permanent, RefusedNow, Transient
 from thalweg.ports import Adrift, Assigned, Bounds, Capabilities, Event, Lost, Position, Records, Revoked
 
 INTERNED_MAX: Final = 20_000
@@ -105,7 +105,7 @@ class Log:
         self.low = 0
         self.kinds: list[Kind] = []
         self.entries: list[tuple[int, Message]] = []
-        self.open: dict[str, int] = {}  # producers with a transaction under way: their first offset
+        self.open: dict[str, list[range]] = {}  # producers with a transaction under way: what is theirs, in order
         self.whole = True  # nothing but data in it
         self.changes = 0  # how often what was there already has become something else
 
@@ -115,8 +115,10 @@ class Log:
 
     @property
     def stable(self) -> int:
-        """The last stable offset: what a read_committed reader may see ends here."""
-        return min(self.open.values(), default=len(self.entries))
+        """The last stable offset: what a read_committed reader may see ends here. Never before the log's start."""
+        if not self.open:
+            return len(self.entries)
+        return max(self.low, min(theirs[0].start for theirs in self.open.values()))
 
     def append(self, messages: Iterable[Message], kind: Kind = Kind.DATA) -> int:
         """The first offset."""
@@ -389,22 +391,23 @@ class Cluster:
     def begin(self, producer: str, name: str, number: int, messages: Iterable[Message]) -> int:
         """Append within a transaction of `producer`, which stays open; the first offset."""
         log = self.topics[name].logs[number]
-        first = log.end
-        log.open.setdefault(producer, first)
-        return log.append(messages)
+        first = log.append(messages)
+        if log.end > first:  # a partition is in a transaction as soon as it has a record of it
+            log.open.setdefault(producer, []).append(range(first, log.end))
+        return first
 
     def end_transaction(self, producer: str, name: str, *, commit: bool) -> None:
         """Write the markers. Aborted records stay in the log, unseen."""
         for number, log in enumerate(self.topics[name].logs):
-            first = log.open.pop(producer, None)
-            if first is None:
+            theirs = log.open.pop(producer, None)
+            if theirs is None:
                 continue
-            if not commit:
-                for at in range(first, log.end):
+            if not commit:  # its own records, and not what others wrote between them
+                for at in (at for some in theirs for at in some):
                     log.kinds[at] = Kind.ABORTED
                 log.changes += 1
             log.append([MARKER], Kind.MARKER)
-            self.observe("produced", (name, number, first, log.end))
+            self.observe("produced", (name, number, theirs[0].start, log.end))
         self.wake()
 
     def compact(self, name: str, number: int, offsets: Iterable[int]) -> None:
@@ -464,8 +467,6 @@ class _Fetch:
 @dataclass
 class _Token:
     event: Assigned | Revoked
-    handed: bool = False
-    started: Mapping[Partition, Cursor] = field(default_factory=dict)
 
 
 class ConsumerTwin:
@@ -500,9 +501,9 @@ class ConsumerTwin:
         self._turn = 0
         self._polled_at = self._born
         self._waiter: asyncio.Future[None] | None = None
-        self._seated = self._leaving = self._left = self._closed = False
+        self._seated = self._joining = self._leaving = self._left = self._closed = False
         cluster.clients.append(self)
-        self._background(self._join)
+        self._rejoin()
 
     # --- the port -------------------------------------------------------------------------------------------------
 
@@ -522,9 +523,11 @@ class ConsumerTwin:
                 async with asyncio.timeout(until - now):
                     await self._waiter
             except TimeoutError:
-                continue
+                pass
             finally:
                 self._waiter = None
+            if self._closed:
+                return []
 
     async def start(self, token: int, at: Mapping[Partition, Cursor]) -> None:
         opened = self._completed(token)
@@ -537,6 +540,8 @@ class ConsumerTwin:
             place = (part.topic, part.number)
             if self._parts.get(place) == part:
                 self._owned[place] = _Fetch(part, at[part].next)
+        if self._leaving:  # asked to while this token was open
+            self._revoke_all()
         self._wake()
 
     async def release(self, token: int) -> None:
@@ -546,10 +551,10 @@ class ConsumerTwin:
         for part in opened.event.parts:
             self._owned.pop((part.topic, part.number), None)
             self._parts.pop((part.topic, part.number), None)
-        if self._leaving:
-            self._depart()
+        if self._leaving:  # what this token did not name is still to be given up
+            self._revoke_all()
         else:
-            self._background(self._join)
+            self._rejoin()
 
     async def seek(self, part: Partition, at: Cursor) -> None:
         fetch = self._owned.get((part.topic, part.number))
@@ -569,8 +574,15 @@ class ConsumerTwin:
 
     async def bounds(self, parts: Sequence[Partition], *, known: bool = False) -> Mapping[Partition, Bounds]:
         def apply() -> Mapping[Partition, Bounds]:
-            logs = {part: self.cluster.topics[part.topic].logs[part.number] for part in parts}
-            return {part: Bounds(KafkaCursor(log.low), KafkaCursor(log.stable)) for part, log in logs.items()}
+            found = {}
+            for part in parts:
+                topic = self.cluster.topics.get(part.topic)
+                if topic is not None and part.number < len(topic.logs):
+                    log = topic.logs[part.number]
+                    found[part] = Bounds(KafkaCursor(log.low), KafkaCursor(log.stable))
+                elif not known:  # made anew, with fewer
+                    raise Transient(f"there is no partition {part.number} of {part.topic}", where=self._group.name)
+            return found
 
         return apply() if known else await self.wire.call("bounds", apply)
 
@@ -594,6 +606,8 @@ class ConsumerTwin:
         if self._leaving:
             return
         self._leaving = True
+        for part in self._untold():
+            del self._parts[part.topic, part.number]
         self._pending = deque(e for e in self._pending if isinstance(e, Lost))
         if self._open is None:
             self._revoke_all()
@@ -605,6 +619,7 @@ class ConsumerTwin:
                 self._depart()
             if self in self.cluster.clients:
                 self.cluster.clients.remove(self)
+            self._wake()
 
     def vanish(self) -> None:
         """Its process has ended without a word."""
@@ -622,14 +637,18 @@ class ConsumerTwin:
         head = self._pending.popleft()
         if isinstance(head, Lost):
             return [head]
-        head.handed = True
         self._open = head
         # A call that begins a rebalance may have records of its own, fetched before it; sometimes they are told first,
         # sometimes last, when their partition may be given up already.
         event: list[Event] = [head.event]
         if isinstance(head.event, Assigned) or head.event.token % 3 == 0:
             return event
-        records = [e for e in self._fetched(records_max) if not isinstance(e, Adrift)]
+        records: list[Event] = []
+        for fetched in self._fetched(records_max):
+            if isinstance(fetched, Adrift):  # said by a later call, if the partition is still ours by then
+                self._owned[fetched.part.topic, fetched.part.number].adrift = False
+            else:
+                records.append(fetched)
         return [*records, *event] if head.event.token % 3 == 1 else [*event, *records]
 
     def _fetched(self, records_max: int) -> list[Event]:
@@ -676,12 +695,16 @@ class ConsumerTwin:
     @property
     def heartbeats(self) -> bool:
         """Whether the coordinator hears from it now: its process runs, somebody polls it, and the line is up."""
-        return self._online and self._air.now() - self._polled_at <= self.settings.poll_interval_s
+        return self._online and not self._neglected
 
     @property
     def overdue(self) -> bool:
         """Whether it lives, and nobody has polled it for too long."""
-        return self._online and self._air.now() - self._polled_at > self.settings.poll_interval_s
+        return self._online and self._neglected
+
+    @property
+    def _neglected(self) -> bool:
+        return self._waiter is None and self._air.now() - self._polled_at > self.settings.poll_interval_s
 
     @property
     def _online(self) -> bool:
@@ -704,36 +727,46 @@ class ConsumerTwin:
             return
         call()
 
+    def _rejoin(self) -> None:
+        """A join is on its way, and one is enough."""
+        if not self._joining:
+            self._joining = True
+            self._background(self._join)
+
     def _join(self) -> None:
+        self._joining = False
         if self._left or self._leaving:
+            return
+        if self._seated and self._member not in self._group.seats:  # UNKNOWN_MEMBER_ID
+            self._hear_expulsion()
             return
         self._seated = True
         self._group.join(self, self._member, frozenset(self._parts))
 
     def hear_rebalance(self) -> None:
         """At a heartbeat: the group rebalances."""
-        if self._left or self._leaving or self._member not in self._group.seats:
+        if self._left or self._leaving or self._joining or self._member not in self._group.seats:
             return
         if self._group.seats[self._member].joined:
             return
-        if self.settings.cooperative:
-            if self._open is None and not self._pending:
-                self._join()
-            else:
-                self._background(self.hear_rebalance, RETRY_S)  # it is in the middle of the last one
-            return
-        if self._open is None and not self._pending:
-            self._push(Revoked(self._token(), tuple(self._parts[p] for p in sorted(self._owned))))
+        if self._open is not None or self._pending:
+            self._background(self.hear_rebalance, RETRY_S)  # it is in the middle of the last one
+        elif self.settings.cooperative or not self._parts:
+            self._join()
         else:
-            self._background(self.hear_rebalance, RETRY_S)
+            self._push(Revoked(self._token(), tuple(self._parts[p] for p in sorted(self._parts))))
 
     def hear_assignment(self, generation: int, given: tuple[tuple[str, int], ...]) -> None:
         """The coordinator's answer to a join, on its way."""
-        self._background(lambda: self._given(generation, given))
+        member = self._member
+        self._background(lambda: self._given(member, generation, given))
 
-    def _given(self, generation: int, given: tuple[tuple[str, int], ...]) -> None:
+    def _given(self, member: int, generation: int, given: tuple[tuple[str, int], ...]) -> None:
         group = self._group
-        if self._left or self._member not in group.seats or generation != group.generation:
+        seat = group.seats.get(member)
+        if self._left or seat is None or member != self._member or generation != group.generation:
+            return
+        if seat.joined and group.phase is Phase.PREPARING:  # it has joined anew meanwhile, with what it had before
             return
         self._generation = generation
         group.synced(self._member, generation)
@@ -761,7 +794,10 @@ class ConsumerTwin:
             self._background(self.hear_topics, RETRY_S)
         elif lost:
             self._lose(lost)
-            self._background(self._join)
+            if self.settings.cooperative or not self._parts:
+                self._rejoin()
+            else:  # who joins eagerly has nothing
+                self._push(Revoked(self._token(), tuple(self._parts[p] for p in sorted(self._parts))))
 
     def _hear_expulsion(self) -> None:
         """It stood still for too long: what it had is somebody else's. It joins as a new member."""
@@ -772,18 +808,24 @@ class ConsumerTwin:
         if self._leaving:
             self._left = True
         else:
-            self._background(self._join)
+            self._rejoin()
 
     def _lose(self, places: Sequence[tuple[str, int]]) -> None:
-        parts = tuple(self._parts[p] for p in sorted(places))
+        untold = self._untold()
+        parts = tuple(self._parts[p] for p in sorted(places) if self._parts[p] not in untold)
         for place in places:
             self._owned.pop(place, None)
             self._parts.pop(place, None)
-        self._pending.clear()
+        self._pending = deque(e for e in self._pending if isinstance(e, Lost))
         self._open = None
         if parts:
             self._pending.append(Lost(parts))
         self._wake()
+
+    def _untold(self) -> set[Partition]:
+        """What it was given and nobody has heard of yet."""
+        tokens = [e.event for e in self._pending if not isinstance(e, Lost)]
+        return {part for event in tokens if isinstance(event, Assigned) for part in event.parts}
 
     def _revoke_all(self) -> None:
         parts = tuple(self._parts[p] for p in sorted(self._owned))
@@ -804,8 +846,6 @@ class ConsumerTwin:
         if opened is None or opened.event.token != token:
             return None
         self._open = None
-        if self._leaving and isinstance(opened.event, Assigned):
-            self._revoke_all()
         return opened
 
     def _set_paused(self, parts: Sequence[Partition], paused: bool) -> None:
