@@ -439,6 +439,28 @@ async def test_isolated_sink_in_trouble_never_holds_the_source_and_its_gap_is_re
         await b.stop()
 
 
+async def test_isolated_sink_in_trouble_lets_go_of_what_the_source_needs() -> None:
+    isolated = replace(DEST, on_failure=OnFailure.ISOLATE)
+    wide = b'{"a":3,"x":"' + b"x" * 1_000 + b'"}'
+    first = records(row(1), row(2))
+    async with bench(sinks=(RAW, isolated, DLQ), budget=6_000) as b:
+        b.sinks["dest"].forever = Transient("connection refused")
+        b.log.assign(PART)
+        b.log.push(first)
+        await b.until(lambda: b.committed() == 2 and "sink.retry" in b.reports)
+        assert b.pipeline.budget.used_bytes > 0
+        b.log.push(records(wide, wide, start=2))  # more than is free, and only the isolated sink could give it back
+        await b.until(lambda: b.committed() == 4)
+        assert b.reports.count("sink.shed") == 1
+        assert b.pipeline.board.counters["rows_shed", "dest"] == 4  # those that it held, and the new ones, too many for its share
+        await b.until(lambda: b.pipeline.budget.used_bytes == 0)
+        b.sinks["dest"].forever = None
+        b.log.push(records(row(5), start=4))
+        await b.until(lambda: b.store.documents[PART.slug].ranges("dest") == RangeSet([(4, 5)]))
+        assert [r["a"] for r in b.sinks["dest"].rows] == [5]
+        await b.stop()
+
+
 async def test_permanent_failure_of_a_holding_sink_stops_and_moves_nothing() -> None:
     async with bench() as b:
         b.sinks["dest"].errors = [Permanent("password authentication failed")]

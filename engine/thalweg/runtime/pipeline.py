@@ -101,6 +101,7 @@ class _Channel:
         self.size_bytes = 0
         self.rows = 0
         self.wake = asyncio.Event()
+        self.flying_rows = 0  # of the chunk that is on its way
         self.flush = False
         self.idle = asyncio.Event()
         self.idle.set()
@@ -185,6 +186,16 @@ class Lane:
         """Partitions with a channel."""
         return list(self._channels)
 
+    def shed(self) -> int:
+        """Give up all that is held here; its bytes come back as soon as the landings under way have ended. The rows left out."""
+        rows = sum(channel.rows + channel.flying_rows for channel in self._channels.values())
+        for part in self.partitions():
+            owned = self._channels[part].owned
+            self.forget(part)
+            owned.changed.set()
+        self._pipeline.board.shed(self.sink.name, rows)
+        return rows
+
     def forget(self, part: Partition) -> None:
         """Drop what waits: the partition is not ours any more."""
         channel = self._channels.pop(part, None)
@@ -205,11 +216,13 @@ class Lane:
             before = channel.size_bytes
             chunk, helds = channel.take(self.closing)
             size = before - channel.size_bytes
+            channel.flying_rows = chunk.rows
             try:
                 async with self._slots:
                     await self._land(channel.owned, chunk)
             finally:
                 self.size_bytes -= size
+                channel.flying_rows = 0
                 for held in helds:
                     held.release()
             channel.owned.landed(self.sink.name, chunk.start, chunk.stop)
@@ -348,6 +361,7 @@ class Pipeline:
                 self.probes("budget.granted")
                 return Held(self.budget, cost, self.freed)
             self.press()
+            self._shed()
             waits = [asyncio.ensure_future(self.freed.wait()), asyncio.ensure_future(self._gone(owned))]
             try:
                 await asyncio.wait(waits, timeout=LOOK_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
@@ -355,6 +369,18 @@ class Pipeline:
                 for wait in waits:
                     wait.cancel()
         return None
+
+    def _shed(self) -> None:
+        """When all that is held waits for isolated sinks in trouble, which give nothing back, those let go of it.
+
+        The source never waits for an isolated sink: what is shed stays a gap in its coverage.
+        """
+        stuck = [lane for lane in self.lanes.values() if lane.troubled and not lane.holds and lane.size_bytes]
+        moving = any(lane.size_bytes for lane in self.lanes.values() if lane not in stuck)
+        if moving or not any(lane.partitions() for lane in stuck):
+            return
+        largest = max((lane for lane in stuck if lane.partitions()), key=lambda lane: lane.size_bytes)
+        self.outside.report("sink.shed", sink=largest.sink.name, rows=largest.shed())
 
     async def _gone(self, owned: Owned) -> None:
         while owned.alive:
