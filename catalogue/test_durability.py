@@ -222,42 +222,48 @@ def test_quarantine_never_gates_source_ack(world: World, trouble: str) -> None:
     world.topic(world.name, 1)
     text = pipeline(world.name, quality=SET_ASIDE, more=ASIDE) + "flow: {memory_limit_bytes: 160MiB}\n"
     engine = world.engine(text)
-    n = 40
+    produced = 0
 
-    def batch(first: int) -> list[Message]:
-        """Half of them for the quarantine, of 1 MB together: some of these fill what one isolated sink may hold."""
-        weight = b"x" * 50_000
-        return [
-            Message(b'{"id":%d,"customer":"%b","amount":%d}' % (i, weight if i % 2 else b"", 99 if i % 2 else 1))
-            for i in range(first, first + n)
-        ]
+    def batch(n: int, weight: int) -> list[Message]:
+        """Records of so many bytes, each second one for the quarantine."""
+        nonlocal produced
+        produced += n
+        text = b"x" * weight
+        return [Message(b'{"id":%d,"customer":"%b","amount":%d}' % (i, text, 99 if i % 2 else 1)) for i in range(n)]
 
     def aside() -> int:
         return len(world.truth.rows("select code from aside"))
 
-    def committed_after_s(number: int) -> float:
-        world.produce(world.name, batch(number * n))
+    def stats(name: str) -> int:
+        return int(json.loads(engine.page("/stats")[1]).get(name, {}).get("aside", 0))
+
+    def committed_after_s(n: int = 40, weight: int = 25_000) -> float:
+        """1 MB, unless said otherwise: a few of these fill what one isolated sink may hold."""
+        world.produce(world.name, batch(n, weight))
         begun = world.seconds()
         world.wait_until("committed", lambda: at_ends(world))
         return world.seconds() - begun
 
-    usual = [committed_after_s(i) for i in range(5)]
-    world.wait_until("set aside", lambda: aside() == 5 * n // 2)
+    usual = [committed_after_s() for _ in range(3)]
+    world.wait_until("set aside, and it knows", lambda: stats("rows_landed") == aside() == produced // 2)
+    before = produced // 2
     world.inject(Cut("aside", 240.0) if trouble == "down" else Fill("aside", 240.0))
     since = world.seconds()
-    troubled = [committed_after_s(5)]
+    troubled = [committed_after_s()]
     world.wait_until("the quarantine is felt", lambda: health_of(engine, "sink:aside").get("status") == "warn")
-    troubled += [committed_after_s(6 + i) for i in range(6)]
+    troubled += [committed_after_s() for _ in range(3)]
+    # Many small records, and then more at once than there is room for beside what is held for the quarantine.
+    troubled += [*(committed_after_s(10, 10) for _ in range(15)), committed_after_s(60, 60_000)]
     assert world.seconds() < since + 240, "all that while the quarantine was in trouble"
     assert max(troubled) <= 1.5 * max(usual) + 0.2, (usual, troubled)
     assert engine.page("/ready")[0] == 200
-    assert aside() == 5 * n // 2
-    shed = int(json.loads(engine.page("/stats")[1]).get("rows_shed", {}).get("aside", 0))
+    assert aside() == before
+    shed = stats("rows_shed")
     assert shed > 0, "more than it may hold was for the quarantine"
     world.pass_time(240)
-    world.wait_until("what was held for it is there", lambda: aside() == 12 * n // 2 - shed)
+    world.wait_until("what was held for it is there", lambda: aside() == produced // 2 - shed)
     world.pass_time(30)
-    assert aside() == 12 * n // 2 - shed, "the rows that were left out are those that were counted"
+    assert aside() == produced // 2 - shed, "the rows that were left out are those that were counted"
     assert complete("raw", world.truth.produced(world.name), np.array(stored(world))).holds
 
 
