@@ -260,7 +260,6 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "gaps-of-isolated-sinks-are-closed": gaps_of_isolated_sinks_are_closed,
     "commit-at-send": commit_at_send,
     "quarantine-is-awaited": quarantine_is_awaited,
-    "isolated-sinks-never-let-go": isolated_sinks_never_let_go,
     "shed-rows-are-not-counted": shed_rows_are_not_counted,
     "durable-at-upload-start": durable_at_upload_start,
     "run-skips-the-rule": run_skips_the_rule,
@@ -284,12 +283,7 @@ ROWS: Final[Mapping[str, tuple[str, ...]]] = {
         "every-sink-gates",
     ),
     "crash_between_send_and_durable_replays_not_loses": ("commit-at-send", "ack-before-durable", "never-trims"),
-    "quarantine_never_gates_source_ack": (
-        "quarantine-is-awaited",
-        "every-sink-gates",
-        "isolated-sinks-never-let-go",
-        "shed-rows-are-not-counted",
-    ),
+    "quarantine_never_gates_source_ack": ("quarantine-is-awaited", "every-sink-gates", "shed-rows-are-not-counted"),
     "parquet_object_store_sink_is_primary_raw_eligible": ("durable-at-upload-start", "header-values-as-text"),
     "primary_raw_with_durable_disabled_rejected_at_config": (
         "durable-off-is-let-through",
