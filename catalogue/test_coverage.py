@@ -189,7 +189,8 @@ def test_object_coverage_cas_conflict_retries_and_converges(world: World) -> Non
         found = await ObjectCheckpoints(clients[0], "p").load(SLUG)
         assert found is not None
         assert found.ranges("raw") == everything.ranges("raw")
-        assert all(0 < w.conflicts <= each for w in writers), "each conflict is a success of the other one"
+        assert sum(w.conflicts for w in writers) > 0, "they never met"
+        assert all(w.conflicts <= each for w in writers), "each conflict is a success of the other one"
         assert all(c.requests <= 3 * each + 3 * w.conflicts for c, w in zip(clients, writers, strict=True))
         written = [w for c in clients for w in c.written]
         assert sorted(Document.decoded(body).version for body, _ in written) == list(range(1, 2 * each + 1))
@@ -345,7 +346,7 @@ def test_concurrent_coverage_writers_merge_by_union(world: World) -> None:
         for sink, first in (("dest", 0), ("dlq", 20)):
             gaps = RangeSet((start, start + 10) for start in range(first, 600, 30))
             assert found.ranges(sink).gaps(0, 600) == gaps, (kind, sink)
-        assert min(conflicts) > 0, f"{kind}: they never met"
+        assert sum(conflicts) > 0, f"{kind}: they never met"
 
 
 async def two_owners(store_of: Callable[[Any], Any], one: Any, other: Any) -> tuple[list[Document], Document | None, list[int]]:
