@@ -23,14 +23,33 @@ FASTEST_S: Final = 0.0005
 Event = tuple[float, str, str, str, str]
 """Virtual time, node or service, operation, detail, outcome."""
 
-REACTIONS: Final = frozenset(
+_TRIED_AGAIN: Final = frozenset(
     {
-        "sink.retry", "retry", "coverage.retry", "commit.retry", "commit.refused", "source.retry", "partition.lost",
-        "partitions.assigned", "partitions.released", "drain.timeout", "source.paused", "node.restarted", "gap.explained",
-        "sink.unavailable", "topic.recreated",
+        "sink.retry",
+        "retry",
+        "coverage.retry",
+        "commit.retry",
+        "source.retry",
+        "sink.unavailable",
+        "partition.lost",
+        "node.restarted",
     }
-)  # fmt: skip
-"""Reports of the engine, or of the world about it, by which a fault is known to have been felt."""
+)
+_STARTED_AGAIN: Final = frozenset({"node.restarted"})
+
+FELT_BY: Final[dict[str, frozenset[str]]] = {
+    **dict.fromkeys(FATES, _TRIED_AGAIN),
+    "commit-refused": frozenset({"commit.refused"}),
+    "killed-before": _STARTED_AGAIN,
+    "killed-after": _STARTED_AGAIN,
+    "kill": _STARTED_AGAIN,
+    "cut": _TRIED_AGAIN,
+    "rebalance": frozenset({"partitions.assigned", "partitions.released"}),
+    "retention": frozenset({"gap.explained"}),
+}
+"""What a node must report after a fault of this kind for it to count as felt. The other kinds are felt by what the world
+sees: a call that took longer, a full disk met, steps that were due while a node stood still, an offset that has passed the
+records in question."""
 
 
 class SimAir:
@@ -56,7 +75,7 @@ class SimAir:
         self._fates: dict[str, Fault] = {f.at: f for f in plan.faults if isinstance(f.at, str)}
         self.pending: set[Fault] = set(self._fates.values())  # faults of effects that have not come yet; never iterated
         self.next: dict[str, list[Fate]] = {}  # by operation: what becomes of the next ones, whatever their address
-        self._waiting: list[Fault] = []  # fired, and not felt yet
+        self._waiting: list[tuple[Fault, str]] = []  # fired and not felt yet, and the node that it struck, if it struck one
 
     # --- what twins ask -------------------------------------------------------------------------------------------
 
@@ -78,7 +97,7 @@ class SimAir:
             factor = self._slow.get(service, 1.0)
             if factor != 1.0:
                 took *= factor
-                self._feel("slow")
+                self.feel("slow")
         return took
 
     def cut(self, node: str, service: str) -> bool:
@@ -107,11 +126,10 @@ class SimAir:
             return fates.pop(0)
         fault = self._fates.get(address) or self._fates.get(f"{operation}#{self._ordinals[operation]}")
         if fault is not None and fault in self.pending:
-            self.pending.discard(fault)
-            self.fire(fault)
+            self.fire(fault, effect.partition(":")[0])
             return FATES[fault.kind]
         if self._full and operation.partition(".")[0] in self._full and not operation.startswith("kafka"):
-            self._feel("fill")
+            self.feel("fill")
             return FATES["disk-full"]
         return DONE
 
@@ -123,10 +141,11 @@ class SimAir:
 
     # --- faults of time -------------------------------------------------------------------------------------------
 
-    def fire(self, fault: Fault) -> None:
-        """It happens now."""
+    def fire(self, fault: Fault, node: str = "") -> None:
+        """It happens now, to `node` or to all."""
         self.fired[fault.kind] += 1
-        self._waiting.append(fault)
+        self.pending.discard(fault)
+        self._waiting.append((fault, node))
         self.happened(fault.node or "world", "fault", fault.kind, str(fault.at))
 
     def begin(self, fault: Fault) -> None:
@@ -157,19 +176,21 @@ class SimAir:
 
     # --- felt -----------------------------------------------------------------------------------------------------
 
-    def _feel(self, kind: str) -> None:
-        for fault in self._waiting:
-            if fault.kind == kind:
+    def feel(self, kind: str) -> None:
+        """A fault of this kind has made a difference."""
+        for entry in self._waiting:
+            if entry[0].kind == kind:
                 self.felt[kind] += 1
-                self._waiting.remove(fault)
+                self._waiting.remove(entry)
                 return
 
-    def reacted(self, what: str) -> None:
-        """The engine has done something that it does when something went wrong."""
-        if what in REACTIONS and self._waiting:
-            for fault in self._waiting:
-                self.felt[fault.kind] += 1
-            self._waiting.clear()
+    def reacted(self, node: str, what: str) -> None:
+        """`node` has reported something: the faults it may answer were felt."""
+        if self._waiting:
+            answered = [e for e in self._waiting if e[1] in ("", node) and what in FELT_BY.get(e[0].kind, ())]
+            for entry in answered:
+                self.felt[entry[0].kind] += 1
+                self._waiting.remove(entry)
 
     # --- the trace ------------------------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ class Result:
 class PartitionTruth:
     """One log as the judge asks for it."""
 
-    __slots__ = ("_changes", "_log", "_rows", "_seen", "_sinks", "_weighed")
+    __slots__ = ("_changes", "_log", "_rows", "_seen", "_weighed")
 
     def __init__(self, log: Log, weighed: Weighed) -> None:
         self._log, self._weighed = log, weighed
@@ -158,7 +158,6 @@ class Machine:
         self.power: Power | None = None
         self.node: Node | None = None
         self.task: asyncio.Task[None] | None = None
-        self.probes: Probes | None = None
         self.starts = 0
         self.ended: list[str] = []
         self.failure: BaseException | None = None
@@ -177,13 +176,12 @@ class Machine:
         world = self.world
         self.power = power = Power(self.name)
         world.air.powers[self.name] = power
-        self.probes = Probes(world.on_probe(self.name))
         context = copy_context()
         context.run(POWER.set, power)
-        self.node = Node(world.subject.topology, world.outside(self.name), self.probes)
+        self.node = Node(world.subject.topology, world.outside(self.name), Probes(world.on_probe(self.name)))
         world.air.happened(self.name, "node.start", str(self.starts), "")
         if self.starts > 1:
-            world.air.reacted("node.restarted")
+            world.air.reacted(self.name, "node.restarted")
         self.task = world.loop.create_task(self.node.run(), name=self.name, context=context)
         self.task.add_done_callback(self._done, context=world.context)
 
@@ -266,6 +264,7 @@ class Stage:
         self.on_report: Callable[[str, str, dict[str, Any]], None] | None = None
         self._armed_probes: dict[str, list[tuple[str, int, Fault]]] = {}
         self._drained = self._loaded = self._echo = False
+        self._passing: list[tuple[str, Key, int]] = []  # faults that are felt when the group's offset is here
 
     def adopt(self, subject: Subject, *, memo: bool = True) -> None:
         """From here on nodes run this subject's topology, and the judge knows what must come of its records."""
@@ -314,7 +313,7 @@ class Stage:
 
         def report(event: str, **fields: Any) -> None:
             self.air.happened(node, event, _brief(fields), "")
-            self.air.reacted(event)
+            self.air.reacted(node, event)
             if self.on_report is not None:
                 self.on_report(node, event, fields)
 
@@ -349,7 +348,7 @@ class Stage:
             for entry in armed:
                 if entry[0] == name and entry[1] == ordinal:
                     armed.remove(entry)
-                    self.air.fire(entry[2])
+                    self.air.fire(entry[2], node)
                     self.machines[node].kill()
                     return
 
@@ -368,7 +367,11 @@ class Stage:
         if what == "commit":
             _, at = value
             for part, offset in at.items():
-                self.judge.committed((part.topic, part.incarnation, part.number), offset)
+                key = part.topic, part.incarnation, part.number
+                self.judge.committed(key, offset)
+                for entry in [e for e in self._passing if e[1] == key and offset >= e[2]]:
+                    self._passing.remove(entry)
+                    self.air.feel(entry[0])
             self._drained = self._loaded and self._all_drained()
         elif what == "rows":
             table, batches = value
@@ -462,10 +465,10 @@ class Stage:
             return
         machine = self.machines.get(fault.node)
         if fault.kind == "kill" and machine is not None and machine.running:
-            self.air.fire(fault)
+            self.air.fire(fault, machine.name)
             machine.kill()
         elif fault.kind == "pause" and machine is not None and machine.running:
-            self.air.fire(fault)
+            self.air.fire(fault, machine.name)
             assert machine.power is not None
             self.loop.hold(machine.power)
             self.air.later(fault.for_s, self._go_on, machine.power)
@@ -479,7 +482,7 @@ class Stage:
                 for number in range(len(topic.logs)):
                     self.cluster.begin("aborter", topic.name, number, self.subject.load(number, 0, ABORTED))
                 self.cluster.end_transaction("aborter", topic.name, commit=False)
-            self.air._feel("abort")
+                self._felt_past("abort", topic.name, 0)
         elif fault.kind == "echo":
             self.air.fire(fault)
             self._echo = True
@@ -488,17 +491,21 @@ class Stage:
             for topic in self.cluster.topics.values():
                 number = int(fault.node or 0) % len(topic.logs)
                 self.cluster.retain(topic.name, number, int(topic.logs[number].end * fault.factor))
-            self.air._feel("retention")
         elif fault.kind == "rebalance":
             self.air.fire(fault)
             extra = self.machines.setdefault(f"x{len(self.machines)}", Machine(self, f"x{len(self.machines)}"))
             extra.start()
             self.air.later(fault.for_s, extra.stop)
 
+    def _felt_past(self, kind: str, topic: str, number: int) -> None:
+        """A fault of records counts as felt once the group's offset has passed what is in the partition now."""
+        there = self.cluster.topics[topic]
+        self._passing.append((kind, (topic, there.incarnation, number), there.logs[number].end))
+
     def _go_on(self, power: Power) -> None:
         if power.held:
             if power.waiting:
-                self.air._feel("pause")
+                self.air.feel("pause")
             self.loop.release(power)
             self.air.happened(power.name, "node.resumed", "", "")
 
@@ -519,6 +526,7 @@ class Simulation(Stage):
         self.adopt(subject, memo=memo)
         self.machines = {f"w{i}": Machine(self, f"w{i}") for i in range(plan.nodes)}
         self.records = self.batches = 0
+        self._shaped: list[Fault] = []  # faults of the workload that have begun
 
     # --- the run --------------------------------------------------------------------------------------------------
 
@@ -602,21 +610,21 @@ class Simulation(Stage):
 
     def _produce(self, topic: str, number: int, index: int, n: int) -> None:
         load = self.subject.load
-        for fault in self.plan.faults:
-            if fault.kind == "skew" and self.air.now() >= float(fault.at):
-                number = 0
-                self.air.fired["skew"] += not self.air.fired["skew"]
-                self.air.felt["skew"] += not self.air.felt["skew"]
-            if fault.kind == "spike" and self.air.now() == float(fault.at):
-                self.air.fired["spike"] += not self.air.fired["spike"]
-                self.air.felt["spike"] += not self.air.felt["spike"]
+        shaped = [f for f in self.plan.faults if _shapes(f, self.air.now())]
+        if any(f.kind == "skew" for f in shaped):
+            number = 0
         log = self.cluster.topics[topic].logs[number]
         first = log.end
         self.cluster.produce(topic, number, load(number, first, n))
         if self._echo:
             self._echo = False
             self.cluster.produce(topic, number, load(number, first, n))
-            self.air._feel("echo")
+            self._felt_past("echo", topic, number)
+        for fault in shaped:
+            if fault not in self._shaped:
+                self._shaped.append(fault)
+                self.air.fire(fault)
+                self._felt_past(fault.kind, topic, number)
         self.records += n
         self.batches += 1
         self.air.happened("producer", "produce", f"{topic}/{number}", f"{first}+{n}")
@@ -693,6 +701,11 @@ ABORTED: Final = 5
 
 BATCH: Final = 60
 """Records of a producer's smallest batch; they are of one, two or three times as many."""
+
+
+def _shapes(fault: Fault, now_s: float) -> bool:
+    """Whether a batch that is sent now is where, or when, it is because of this fault."""
+    return (fault.kind == "skew" and now_s >= float(fault.at)) or (fault.kind == "spike" and now_s == float(fault.at))
 
 
 def _sizes(records: int, partitions: int, chance: Random) -> list[int]:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from catalogue.sabotage import INVARIANTS, PLANTS
 from sim import __main__ as command
 from sim import explore, fence
+from sim.air import SimAir
 from sim.explore import Range
+from sim.loop import SimLoop
 from sim.plan import Fault, Plan
 from sim.subject import STANDARD, expectation, standard_rows, subject_of
 from sim.world import Subject
@@ -125,6 +127,27 @@ def test_what_becomes_of_standard_records_is_what_the_pure_part_makes_of_them() 
     for message in some:
         for sink in ("raw", "dest", "dlq"):
             assert by_engine[message].get(sink, 0) == standard_rows(message, sink), (message.value, sink)
+
+
+def test_a_fault_is_felt_by_what_answers_it_on_the_node_that_it_struck() -> None:
+    struck, other = Fault("refused", "raw.create#1"), Fault("kill", 1.0, node="w0")
+    air = SimAir(SimLoop(), SMALL.with_faults([struck, other]), lambda _node: None)  # type: ignore[abstract]  # see `sim.loop`
+    air.fire(struck, "w0")
+    air.fire(other, "w0")
+    air.reacted("w1", "sink.retry")  # somebody else's
+    air.reacted("w0", "partitions.assigned")  # no answer to either
+    assert not air.felt
+    air.reacted("w0", "sink.retry")
+    assert air.felt == {"refused": 1}
+    air.reacted("w0", "node.restarted")
+    assert air.felt == {"refused": 1, "kill": 1}
+
+
+def test_a_kind_that_was_never_felt_is_named() -> None:
+    campaign = explore.Campaign()
+    campaign.armed.update(["kill", "cut"])
+    campaign.felt.update(["cut"])
+    assert campaign.unfelt == ["kill"]
 
 
 # --- the command line ---------------------------------------------------------------------------------------------------
