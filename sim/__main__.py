@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +44,9 @@ from thalweg.errors import Refused
 
 EXIT_CONFIG: Final = 78
 CORPUS: Final = Path(__file__).parent / "corpus"
+FAR_APART: Final = 10_000_000
+"""Between the first seeds of processes that run until their time is over."""
+
 REAL_S: Final = "simulated seconds a second"
 
 console = Console(highlight=False, soft_wrap=True)
@@ -98,12 +101,11 @@ def base_plan(options: argparse.Namespace) -> Plan:
 
 def run(options: argparse.Namespace) -> int:
     """Draw and run seeds."""
-    base = base_plan(options)
     begun = time.perf_counter()
     campaign = _shared_out(options) if options.jobs > 1 and options.seed is None else _here(options)
     took_s = time.perf_counter() - begun
     _tables(campaign, options, took_s)
-    status = _verdict(campaign, options, base)
+    status = _verdict(campaign, options)
     if options.json:
         options.json.write_text(json.dumps(figures(campaign, took_s), indent=2))
     return status
@@ -134,17 +136,20 @@ def _here(options: argparse.Namespace) -> Campaign:
 def _shared_out(options: argparse.Namespace) -> Campaign:
     """The same seeds, dealt to processes."""
     whole = Campaign()
-    deals = []
-    for job in range(options.jobs):
-        mine = argparse.Namespace(**vars(options))
-        mine.quiet = True
-        mine.seeds = len(range(job, options.seeds, options.jobs)) if options.seeds else 0
-        mine.first = options.first + job * (options.seeds // options.jobs + 1 if options.seeds else 10_000_000)
-        deals.append(mine)
+    deals = [argparse.Namespace(**{**vars(options), "quiet": True, **deal}) for deal in dealt(options)]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         for part in pool.map(_here, deals):
             whole.merge(part)
     return whole
+
+
+def dealt(options: argparse.Namespace) -> list[dict[str, int]]:
+    """For each process the first of its seeds and how many; without a number of them, each has a range of its own."""
+    jobs: int = options.jobs
+    if not options.seeds:
+        return [{"first": options.first + job * FAR_APART, "seeds": 0} for job in range(jobs)]
+    edges = [options.first + options.seeds * job // jobs for job in range(jobs + 1)]
+    return [{"first": a, "seeds": b - a} for a, b in pairwise(edges) if a < b]
 
 
 def _progress(options: argparse.Namespace) -> Progress:
@@ -191,7 +196,7 @@ def _tables(campaign: Campaign, options: argparse.Namespace, took_s: float) -> N
     )
 
 
-def _verdict(campaign: Campaign, options: argparse.Namespace, base: Plan) -> int:
+def _verdict(campaign: Campaign, options: argparse.Namespace) -> int:
     for escape in campaign.escapes[:5]:
         console.print(f"ESCAPE {escape}")
     for result in campaign.differing[:5]:
@@ -495,7 +500,6 @@ def parser() -> argparse.ArgumentParser:
     one = command("replay", replay, "one plan again")
     one.add_argument("file", type=Path)
     one.add_argument("--without-sabotage", action="store_true", help="with the bug taken out")
-    one.add_argument("--sample", type=Path)
     return top
 
 

@@ -212,7 +212,6 @@ def seeds(subject: Subject, plan: Plan, numbers: Iterator[int] | range, space: R
             campaign.compared += 1
             if simulate(subject, mine, memo=False).digest != result.digest:
                 campaign.differing.append(result)
-        result.trace = result.trace if not result.ok else []
         if not seen(result):
             break
     return campaign

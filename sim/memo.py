@@ -50,8 +50,8 @@ class Memo:
             return found
         self.misses += 1
         if len(self._results) > ENTRIES_MAX:
-            self._results.clear()
-            self._named.clear()
+            for kept in (self._results, self._named, self.parsed, self.same):
+                kept.clear()
         result = self._results[key] = work(*args)
         if isinstance(result, Digested):
             self._name(key, result)

@@ -31,7 +31,7 @@ from fakes.faults import Wire
 from fakes.kafka import MARKER, Cluster, ConsumerTwin, Entry, Log, Message, Settings
 from fakes.objects import Bucket, ObjectsTwin
 from fakes.postgres import PostgresTwin, Server
-from sim.air import SimAir
+from sim.air import Event, SimAir
 from sim.fence import Escape
 from sim.loop import POWER, Power, SimLoop, Stalled
 from sim.memo import Memo, SimCompute
@@ -77,7 +77,7 @@ class Result:
     plan: Plan
     violations: list[Violation]
     digest: str
-    trace: list[tuple[float, str, str, str, str]]
+    trace: list[Event]
     effects: list[tuple[str, str]]
     armed: Mapping[str, int]
     fired: Mapping[str, int]
@@ -221,9 +221,7 @@ class Machine:
         self.failure = first(error)
         self.ended.append(words)
         self.world.air.happened(self.name, "node.failed", words[:200], "")
-        if isinstance(first(error), Escape):
-            pass  # counted where it happened
-        elif not isinstance(first(error), ThalwegError):
+        if not isinstance(first(error), ThalwegError | Escape):  # an escape was counted where it happened
             self.world.judge.violations.append(Violation("engine-bug", words))
         if self.world.restarts_s is not None:
             self.world.air.later(self.world.restarts_s, self._again)

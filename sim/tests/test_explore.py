@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from functools import cache
 from pathlib import Path
@@ -168,6 +169,12 @@ def test_run_says_what_it_saw(capsys: pytest.CaptureFixture[str], tmp_path: Path
     figures = json.loads(out.read_text())
     assert figures["runs"] == 6
     assert figures["failures"] == []
+
+
+@given(seeds=st.integers(1, 200), jobs=st.integers(1, 9), first=st.integers(1, 50))
+def test_processes_are_dealt_each_seed_once(seeds: int, jobs: int, first: int) -> None:
+    deals = command.dealt(argparse.Namespace(seeds=seeds, jobs=jobs, first=first))
+    assert [n for d in deals for n in range(d["first"], d["first"] + d["seeds"])] == list(range(first, first + seeds))
 
 
 def test_run_of_a_planted_bug_fails_and_leaves_a_plan_that_fails_again(
