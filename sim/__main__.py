@@ -14,18 +14,13 @@ Exit status: 0 all held, 1 something did not, 2 the command line is wrong, 78 th
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import count, pairwise
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,54 +29,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fakes.faults import POSITIONS
-from sim import explore, fence
+from sim import campaign, explore, fence
 from sim.air import line
-from sim.explore import Campaign, Range
+from sim.campaign import Campaign, Order, loaded, planted, prepared
+from sim.explore import Range
 from sim.plan import Plan
-from sim.subject import STANDARD, subject_of
-from sim.world import Result, Subject
-from thalweg.errors import Refused
+from sim.world import Result
 
-EXIT_CONFIG: Final = 78
 CORPUS: Final = Path(__file__).parent / "corpus"
-FAR_APART: Final = 10_000_000
-"""Between the first seeds of processes that run until their time is over."""
 
 REAL_S: Final = "simulated seconds a second"
 
 console = Console(highlight=False, soft_wrap=True)
-
-
-def prepared() -> None:
-    """What a process does once before it simulates."""
-    fence.install()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-
-
-def loaded(name: str, sample: Path | None = None) -> Subject:
-    """The subject that is named. Ends the process with every fault of a pipeline that cannot be simulated."""
-    path = STANDARD if name == "standard" else Path(name)
-    try:
-        return subject_of(path, sample)
-    except Refused as refused:
-        for fault in refused.faults:
-            print(f"{path}:{fault.line}: error: [{fault.code}] {fault.what}. {fault.remedy}", file=sys.stderr)
-        raise SystemExit(EXIT_CONFIG) from None
-
-
-def planted(name: str) -> AbstractContextManager[None]:
-    """A planted bug by its name."""
-    if not name:
-        return nullcontext()
-    from catalogue.sabotage import every_plant
-
-    plants = every_plant()
-    if name not in plants:
-        print(f"no planted bug is called {name!r}; there are {', '.join(plants)}", file=sys.stderr)
-        raise SystemExit(2)
-    return plants[name]()
 
 
 def base_plan(options: argparse.Namespace) -> Plan:
@@ -102,115 +61,82 @@ def base_plan(options: argparse.Namespace) -> Plan:
 def run(options: argparse.Namespace) -> int:
     """Draw and run seeds."""
     begun = time.perf_counter()
-    campaign = _shared_out(options) if options.jobs > 1 and options.seed is None else _here(options)
+    order = Order(
+        base_plan(options), options.sample, options.first, options.seeds, options.seconds, keep_going=options.keep_going
+    )
+    if options.seed is not None:
+        order = replace(order, first=options.seed, seeds=1)
+    with _progress() as progress:
+        task = progress.add_task(options.subject, total=order.seeds or None)
+        if options.jobs > 1:
+            found = campaign.run_in_processes(order, options.jobs, lambda part: progress.advance(task, part.runs))
+        else:
+            found = campaign.run(order, lambda _: progress.advance(task))
     took_s = time.perf_counter() - begun
-    _tables(campaign, options, took_s)
-    status = _verdict(campaign, options)
+    _tables(found, options, took_s)
+    status = _verdict(found, options)
     if options.json:
-        options.json.write_text(json.dumps(figures(campaign, took_s), indent=2))
+        options.json.write_text(json.dumps(figures(found, took_s), indent=2))
     return status
 
 
-def _numbers(options: argparse.Namespace) -> Iterator[int] | range:
-    if options.seed is not None:
-        return range(options.seed, options.seed + 1)
-    return range(options.first, options.first + options.seeds) if options.seeds else count(options.first)
-
-
-def _here(options: argparse.Namespace) -> Campaign:
-    subject = loaded(options.subject, options.sample)
-    prepared()
-    base = base_plan(options)
-    space = Range.of(subject, base)
-    until = time.perf_counter() + options.seconds if options.seconds else float("inf")
-    with planted(options.sabotage), _progress(options) as progress:
-        task = progress.add_task(options.subject, total=options.seeds or None)
-
-        def seen(result: Result) -> bool:
-            progress.advance(task)
-            return (result.ok or options.keep_going) and time.perf_counter() < until
-
-        return explore.seeds(subject, base, _numbers(options), space, seen)
-
-
-def _shared_out(options: argparse.Namespace) -> Campaign:
-    """The same seeds, dealt to processes."""
-    whole = Campaign()
-    deals = [argparse.Namespace(**{**vars(options), "quiet": True, **deal}) for deal in dealt(options)]
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        for part in pool.map(_here, deals):
-            whole.merge(part)
-    return whole
-
-
-def dealt(options: argparse.Namespace) -> list[dict[str, int]]:
-    """For each process the first of its seeds and how many; without a number of them, each has a range of its own."""
-    jobs: int = options.jobs
-    if not options.seeds:
-        return [{"first": options.first + job * FAR_APART, "seeds": 0} for job in range(jobs)]
-    edges = [options.first + options.seeds * job // jobs for job in range(jobs + 1)]
-    return [{"first": a, "seeds": b - a} for a, b in pairwise(edges) if a < b]
-
-
-def _progress(options: argparse.Namespace) -> Progress:
+def _progress() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(
-        *columns, console=console, transient=True, disable=getattr(options, "quiet", False) or not console.is_terminal
-    )
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def figures(campaign: Campaign, took_s: float) -> dict[str, Any]:
-    """A campaign for machines."""
+def figures(found: Campaign, took_s: float) -> dict[str, Any]:
+    """A found for machines."""
     return {
-        "runs": campaign.runs,
-        "failures": [{**explore.encoded(r), "story": explore.story(r)} for r in campaign.failures],
+        "runs": found.runs,
+        "failures": [{**explore.encoded(r), "story": explore.story(r)} for r in found.failures],
         "seconds": round(took_s, 2),
-        "seeds_per_second": round(campaign.runs / took_s, 1),
-        "simulated_to_real": round(campaign.virtual_s / took_s, 1),
-        "records_per_second": round(campaign.records / took_s),
-        "batches_per_seed": round(campaign.batches / max(1, campaign.runs), 1),
-        "effects_per_seed": round(campaign.effects / max(1, campaign.runs), 1),
-        "steps_per_seed": round(campaign.steps / max(1, campaign.runs)),
-        "restarts": campaign.restarts,
-        "compared_without_memo": campaign.compared,
-        "armed": dict(sorted(campaign.armed.items())),
-        "fired": dict(sorted(campaign.fired.items())),
-        "felt": dict(sorted(campaign.felt.items())),
-        "never_felt": campaign.unfelt,
-        "escapes": campaign.escapes[:20],
+        "seeds_per_second": round(found.runs / took_s, 1),
+        "simulated_to_real": round(found.virtual_s / took_s, 1),
+        "records_per_second": round(found.records / took_s),
+        "batches_per_seed": round(found.batches / max(1, found.runs), 1),
+        "effects_per_seed": round(found.effects / max(1, found.runs), 1),
+        "steps_per_seed": round(found.steps / max(1, found.runs)),
+        "restarts": found.restarts,
+        "compared_without_memo": found.compared,
+        "armed": dict(sorted(found.armed.items())),
+        "fired": dict(sorted(found.fired.items())),
+        "felt": dict(sorted(found.felt.items())),
+        "never_felt": found.unfelt,
+        "escapes": found.escapes[:20],
     }
 
 
-def _tables(campaign: Campaign, options: argparse.Namespace, took_s: float) -> None:
-    table = Table("fault", "armed", "fired", "felt", title=f"{options.subject}: {campaign.runs} seeds")
-    for kind in sorted(campaign.armed):
-        table.add_row(kind, *(str(c[kind]) for c in (campaign.armed, campaign.fired, campaign.felt)))
-    if campaign.armed:
+def _tables(found: Campaign, options: argparse.Namespace, took_s: float) -> None:
+    table = Table("fault", "armed", "fired", "felt", title=f"{options.subject}: {found.runs} seeds")
+    for kind in sorted(found.armed):
+        table.add_row(kind, *(str(c[kind]) for c in (found.armed, found.fired, found.felt)))
+    if found.armed:
         console.print(table)
-    n = max(1, campaign.runs)
+    n = max(1, found.runs)
     console.print(
-        f"{campaign.runs / took_s:.1f} seeds/s   {campaign.virtual_s / took_s:.0f} {REAL_S}   "
-        f"{campaign.records / took_s:,.0f} records/s   per seed: {campaign.batches / n:.0f} batches, "
-        f"{campaign.effects / n:.0f} effects, {campaign.steps / n:.0f} steps   {campaign.restarts} restarts   "
-        f"{campaign.compared} compared without memo"
+        f"{found.runs / took_s:.1f} seeds/s   {found.virtual_s / took_s:.0f} {REAL_S}   "
+        f"{found.records / took_s:,.0f} records/s   per seed: {found.batches / n:.0f} batches, "
+        f"{found.effects / n:.0f} effects, {found.steps / n:.0f} steps   {found.restarts} restarts   "
+        f"{found.compared} compared without memo"
     )
 
 
-def _verdict(campaign: Campaign, options: argparse.Namespace) -> int:
-    for escape in campaign.escapes[:5]:
+def _verdict(found: Campaign, options: argparse.Namespace) -> int:
+    for escape in found.escapes[:5]:
         console.print(f"ESCAPE {escape}")
-    for result in campaign.differing[:5]:
+    for result in found.differing[:5]:
         console.print(f"DIFFERS seed {result.plan.seed}: another trace without the memo")
-    if campaign.failures:
-        _told_failure(campaign.failures[0], options)
-        console.print(f"[bold]FAILS[/bold]: {len(campaign.failures)} of {campaign.runs} seeds")
+    if found.failures:
+        _told_failure(found.failures[0], options)
+        console.print(f"[bold]FAILS[/bold]: {len(found.failures)} of {found.runs} seeds")
         return 1
-    if campaign.unfelt and campaign.runs >= 200:
-        console.print(f"[bold]FAILS[/bold]: armed and never felt: {', '.join(campaign.unfelt)}")
+    if found.unfelt and found.runs >= 200:
+        console.print(f"[bold]FAILS[/bold]: armed and never felt: {', '.join(found.unfelt)}")
         return 1
-    if not campaign.ok:
+    if not found.ok:
         return 1
-    console.print(f"holds: every invariant in {campaign.runs} seeds")
+    console.print(f"holds: every invariant in {found.runs} seeds")
     return 0
 
 
@@ -249,7 +175,7 @@ def crashpoints(options: argparse.Namespace) -> int:
     table: dict[str, dict[str, int]] = {}
     failures: list[Result] = []
     unfired = explored = effects = 0
-    with planted(options.sabotage), _progress(options) as progress:
+    with planted(options.sabotage), _progress() as progress:
         points = explore.crash_points(subject, base)
         effects = len({p.address for p in points})
         todo = list(explore.pairs(points)) if options.pairs else [(p,) for p in points]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from random import Random
 from typing import Any, Final, Protocol, TypeVar
@@ -30,7 +30,6 @@ from thalweg.core.topology import OffsetReset
 T = TypeVar("T")
 
 FAULTS_MAX: Final = 6
-UNMEMOISED_EVERY: Final = 20
 SHRINKS_MAX: Final = 400
 
 Planting = Callable[[], AbstractContextManager[None]]
@@ -141,80 +140,6 @@ def _fault(space: Range, plan: Plan, kind: str, choice: Choice) -> Fault | None:
 def plan_of(space: Range, plan: Plan, seed: int, only: Sequence[str] = ()) -> Plan:
     """The plan of one seed."""
     return drawn(space, replace(plan, seed=seed, load=seed), Seeded(f"plan {seed}"), only)
-
-
-# --- campaigns --------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Campaign:
-    """What many runs showed together."""
-
-    runs: int = 0
-    failures: list[Result] = field(default_factory=list)
-    armed: Counter[str] = field(default_factory=Counter)
-    fired: Counter[str] = field(default_factory=Counter)
-    felt: Counter[str] = field(default_factory=Counter)
-    virtual_s: float = 0.0
-    steps: int = 0
-    records: int = 0
-    batches: int = 0
-    effects: int = 0
-    restarts: int = 0
-    repeats: int = 0
-    compared: int = 0
-    differing: list[Result] = field(default_factory=list)
-    escapes: list[str] = field(default_factory=list)
-
-    def add(self, result: Result) -> None:
-        self.runs += 1
-        if not result.ok:
-            self.failures.append(result)
-        self.armed.update(result.armed)
-        self.fired.update(result.fired)
-        self.felt.update(result.felt)
-        self.virtual_s += result.virtual_s
-        self.steps += result.steps
-        self.records += result.records
-        self.batches += result.batches
-        self.effects += len(result.effects)
-        self.restarts += result.restarts
-        self.repeats += result.repeats
-        self.escapes += result.escapes
-
-    def merge(self, other: Campaign) -> None:
-        """Add what another process saw."""
-        for name in ("runs", "virtual_s", "steps", "records", "batches", "effects", "restarts", "repeats", "compared"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("failures", "differing", "escapes"):
-            getattr(self, name).extend(getattr(other, name))
-        for name in ("armed", "fired", "felt"):
-            getattr(self, name).update(getattr(other, name))
-
-    @property
-    def unfelt(self) -> list[str]:
-        """Kinds of fault that were armed, and never felt in any run: they have proven nothing."""
-        return sorted(kind for kind in self.armed if not self.felt[kind])
-
-    @property
-    def ok(self) -> bool:
-        return not (self.failures or self.differing or self.escapes)
-
-
-def seeds(subject: Subject, plan: Plan, numbers: Iterator[int] | range, space: Range, seen: Callable[[Result], bool]) -> Campaign:
-    """Run seeds until `seen` says that it is enough. One in twenty runs a second time without the memo, and must be the same."""
-    campaign = Campaign()
-    for number in numbers:
-        mine = plan_of(space, plan, number)
-        result = simulate(subject, mine)
-        campaign.add(result)
-        if number % UNMEMOISED_EVERY == UNMEMOISED_EVERY - 1:
-            campaign.compared += 1
-            if simulate(subject, mine, memo=False).digest != result.digest:
-                campaign.differing.append(result)
-        if not seen(result):
-            break
-    return campaign
 
 
 # --- crash points -----------------------------------------------------------------------------------------------------

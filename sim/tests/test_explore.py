@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from catalogue.sabotage import INVARIANTS, PLANTS
 from sim import __main__ as command
 from sim import explore, fence
 from sim.air import SimAir
+from sim.campaign import Campaign, Order
 from sim.explore import Range
 from sim.loop import SimLoop
 from sim.plan import Fault, Plan
@@ -145,7 +147,7 @@ def test_a_fault_is_felt_by_what_answers_it_on_the_node_that_it_struck() -> None
 
 
 def test_a_kind_that_was_never_felt_is_named() -> None:
-    campaign = explore.Campaign()
+    campaign = Campaign()
     campaign.armed.update(["kill", "cut"])
     campaign.felt.update(["cut"])
     assert campaign.unfelt == ["kill"]
@@ -173,8 +175,39 @@ def test_run_says_what_it_saw(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 @given(seeds=st.integers(1, 200), jobs=st.integers(1, 9), first=st.integers(1, 50))
 def test_processes_are_dealt_each_seed_once(seeds: int, jobs: int, first: int) -> None:
-    deals = command.dealt(argparse.Namespace(seeds=seeds, jobs=jobs, first=first))
-    assert [n for d in deals for n in range(d["first"], d["first"] + d["seeds"])] == list(range(first, first + seeds))
+    deals = Order(SMALL, first=first, seeds=seeds).dealt(jobs)
+    assert [n for d in deals for n in range(d.first, d.first + d.seeds)] == list(range(first, first + seeds))
+
+
+def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
+    """From a shell, as fresh processes are started by whatever the command line is."""
+    seen = []
+    for jobs in ("1", "2"):
+        out = tmp_path / f"{jobs}.json"
+        words = ["run", "standard", "--seeds", "7", "--records", "120", "--jobs", jobs, "--json", str(out)]
+        done = subprocess.run([sys.executable, "-m", "sim", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        seen.append({k: v for k, v in json.loads(out.read_text()).items() if not k.endswith("per_second") and "real" not in k})
+        del seen[-1]["seconds"]
+    assert seen[0] == seen[1]
+    assert seen[0]["runs"] == 7
+
+
+def test_a_failure_that_another_process_found_is_told_and_kept(tmp_path: Path) -> None:
+    words = ["run", "standard", "--seeds", "8", "--records", "120", "--jobs", "2", "--sabotage", "ack-before-durable"]
+    words += ["--corpus", str(tmp_path), "--keep-going"]
+    done = subprocess.run([sys.executable, "-m", "sim", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "of 8 seeds" in done.stdout
+    assert list(tmp_path.glob("*.json"))
+
+
+def test_processes_stop_when_their_time_is_over(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    words = ["run", "standard", "--seconds", "0.2", "--records", "120", "--jobs", "2", "--json", str(out)]
+    done = subprocess.run([sys.executable, "-m", "sim", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text())["runs"] >= 2  # each process runs one at least
 
 
 def test_run_of_a_planted_bug_fails_and_leaves_a_plan_that_fails_again(
