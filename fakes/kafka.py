@@ -518,13 +518,13 @@ class ConsumerTwin:
             events = self._due(records_max)
             if events or now >= until:
                 return events
-            self._waiter = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            waiter = self._waiter = loop.create_future()
+            over = loop.call_later(until - now, _set, waiter)
             try:
-                async with asyncio.timeout(until - now):
-                    await self._waiter
-            except TimeoutError:
-                pass
+                await waiter
             finally:
+                over.cancel()
                 self._waiter = None
             if self._closed:
                 return []
@@ -868,8 +868,13 @@ class ConsumerTwin:
             self._air.later(self._air.latency_s(self._node, self.wire.service), self._wake)
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            _set(self._waiter)
+
+
+def _set(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 RETRY_S: Final = 0.25

@@ -25,6 +25,7 @@ engine's own client puts in one request and leaves no parts, but what it hears o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
@@ -38,6 +39,8 @@ from thalweg.ports import Capabilities, Listed, Stored
 Body: TypeAlias = bytes | memoryview | pa.Buffer
 PROFILES: Final = ("strong", "lagging-list")
 HASHED_MAX: Final = 1_000
+_NO_KEY: Final = re.compile(r"\0|(\A|/)\.{0,2}(/|\Z)|(\A|/)\.([^/]*\.)?(tmp|lock)\Z")
+"""An empty piece, one of dots, a name that a local store keeps for itself, a NUL."""
 
 
 class Bucket:
@@ -154,13 +157,7 @@ class ObjectsTwin:
 
     def _name(self, key: str) -> str:
         """The key in the bucket. What is no key on a real client is none here either, and never sets out."""
-        pieces = key.split("/")
-        last = pieces[-1]
-        if (
-            any(piece in ("", ".", "..") for piece in pieces)
-            or (last[0] == "." and last.endswith((".tmp", ".lock")))
-            or "\0" in key
-        ):
+        if _NO_KEY.search(key):
             raise Permanent(f"{key!r} is not a key of an object store", where=self.url)
         return self._root + key
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable
-from contextvars import Context
 from random import Random
 from typing import Any, Final
 
@@ -66,7 +65,6 @@ class SimAir:
         self.felt: Counter[str] = Counter()
         self._fall = fall
         self._chance = Random(f"latency {plan.seed}").random
-        self._context = Context()
         self._base: dict[str, float] = {}
         self._slow: dict[str, float] = {}
         self._cuts: Counter[tuple[str, str]] = Counter()
@@ -83,8 +81,7 @@ class SimAir:
         return self.loop.env._now
 
     def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        loop = self.loop
-        loop.call_at(loop.env._now + delay_s, call, *args, context=self._context)
+        self.loop.befall(delay_s, call, args)
 
     def latency_s(self, node: str, service: str) -> float:
         base = self._base.get(service)

@@ -38,7 +38,6 @@ def prepared() -> None:
     fence.install()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
 
 
 def loaded(name: str, sample: Path | None = None) -> Subject:

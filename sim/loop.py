@@ -16,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappush
 from itertools import count
 from random import Random
 from typing import Any, Final, NoReturn, TypeVar
+from weakref import WeakSet
 
 import simpy
 
@@ -30,6 +31,9 @@ from sim.fence import Escape
 T = TypeVar("T")
 
 STEPS_PER_INSTANT_MAX: Final = 100_000
+TASKS_MIN: Final = 256
+"""Tasks that are kept before those that are done are looked for."""
+
 AWAITS_MAX: Final = 100
 """In the `finally` blocks of one abandoned coroutine."""
 
@@ -45,13 +49,12 @@ class Stalled(AssertionError):
 class Power:
     """Whether the tasks of one incarnation of a node are stepped."""
 
-    __slots__ = ("held", "name", "off", "tasks", "waiting")
+    __slots__ = ("held", "name", "off", "waiting")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.off = self.held = False
         self.waiting: list[Call] = []  # steps of a held node
-        self.tasks: list[asyncio.Task[Any]] = []
 
 
 POWER: Final[ContextVar[Power | None]] = ContextVar("POWER", default=None)
@@ -94,14 +97,35 @@ class Timer(Call):
         self.context = copy_context() if context is None else context
         self.gone = False
         self._ready, self._when = ready, when
-        self._ok, self.callbacks = True, (self._due,)  # all that SimPy looks at
+        self._ok, self.callbacks = True, _BECOMES_READY  # all that SimPy looks at
 
     def when(self) -> float:
         return self._when
 
-    def _due(self, _event: object) -> None:
-        if not self.gone:
-            self._ready.append(self)
+
+def _becomes_ready(timer: Timer) -> None:
+    if not timer.gone:
+        timer._ready.append(timer)
+
+
+_BECOMES_READY: Final = (_becomes_ready,)
+
+
+class Happening:
+    """Something that befalls the world and is no node's: SimPy calls it when its time has come, without a turn of asyncio's."""
+
+    __slots__ = ("_args", "_call", "_ok", "callbacks")
+
+    def __init__(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self._call, self._args = call, args
+        self._ok, self.callbacks = True, _HAPPENS
+
+
+def _happens(happening: Happening) -> None:
+    happening._call(*happening._args)
+
+
+_HAPPENS: Final = (_happens,)
 
 
 def _nothing() -> None:
@@ -133,7 +157,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._ready: deque[Call] = deque()
         self._order = count().__next__
         self._closed = self._running = False
-        self._kept: list[asyncio.Task[Any]] = []
+        self._tasks: list[SimTask] = []  # also those whose node has no power: until `close` nobody finishes them
+        self._tasks_max = TASKS_MIN
+        self._worlds: WeakSet[SimTask] = WeakSet()  # tasks of no node, which nobody has to keep alive
 
     # --- what asyncio asks of a loop ------------------------------------------------------------------------------
 
@@ -159,9 +185,13 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, coro: Any, *, name: str | None = None, context: Context | None = None, **rest: Any
     ) -> asyncio.Task[Any]:
         task = SimTask(self._order(), coro, self, name or "task", context)
-        power = POWER.get() if context is None else context.get(POWER)
-        if power is not None:
-            power.tasks.append(task)
+        if (POWER.get() if context is None else context.get(POWER)) is None:
+            self._worlds.add(task)
+            return task
+        self._tasks.append(task)
+        if len(self._tasks) > self._tasks_max:
+            self._tasks = [one for one in self._tasks if not one.done()]
+            self._tasks_max = max(TASKS_MIN, 2 * len(self._tasks))
         return task
 
     def call_soon(  # type: ignore[override]  # typeshed binds the arguments' types to the callback's; nothing here needs it
@@ -186,14 +216,23 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         timer: Any = Timer(self._ready, when, callback, args, context)
-        if not self._closed:  # what `Environment.schedule` does, without its detour
-            env, ties = self.env, self._ties
-            now: Any = env._now
-            order: Any = 1 if ties is None else ties()
-            if when < now:  # late: before what is due now, and among the late by their times, which are no tie
-                when, order = now, when - now
-            heappush(env._queue, (when, order, next(env._eid), timer))
+        if not self._closed:
+            self._schedule(when, timer)
         return timer
+
+    def befall(self, delay_s: float, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Call the world, not a node, after `delay_s`. Nothing can take it back."""
+        if not self._closed:
+            self._schedule(self.env._now + delay_s, Happening(call, args))
+
+    def _schedule(self, when: float, event: Any) -> None:
+        """What `Environment.schedule` does, without its detour."""
+        env, ties = self.env, self._ties
+        now: Any = env._now
+        order: Any = 1 if ties is None else ties()
+        if when < now:  # late: before what is due now, and among the late by their times, which are no tie
+            when, order = now, when - now
+        heappush(env._queue, (when, order, next(env._eid), event))
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self.unheard.append(context)
@@ -218,10 +257,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         finally:
             asyncio._set_running_loop(None)
 
-    def run_while(self, wanted: Callable[[], bool], until: float = float("inf")) -> bool:
-        """Run as long as `wanted()` and the time is before `until`; whether `wanted()` turned false.
+    def run_while(self, wanted: Callable[[], bool], until: float = float("inf"), *, alarms: Sequence[object] = ()) -> bool:
+        """Run as long as `wanted()`, there are no `alarms`, and the time is before `until`; whether it ended before `until`.
 
-        It is asked whenever nothing is ready, so a step may find it false already.
+        They are looked at whenever nothing is ready, so a step may find them so already.
         """
         if self._running or asyncio._get_running_loop() is not None:
             raise RuntimeError("a loop runs already")
@@ -248,18 +287,19 @@ class SimLoop(asyncio.AbstractEventLoop):
                         raise Livelock(f"{steps} steps at {env._now} s, the last one of {call.callback!r:.200}")
                     call.context.run(call.callback, *call.args)
                 self.steps += steps - before
-                if not wanted():
+                if alarms or not wanted():
                     return True
-                while not ready:
-                    if not queue:
-                        if until != float("inf"):
-                            return False
-                        raise Stalled(f"nothing is left to happen after {env._now} s")
-                    if queue[0][0] > until:
+                if not queue:
+                    if until != float("inf"):
                         return False
-                    env.step()
+                    raise Stalled(f"nothing is left to happen after {env._now} s")
+                if queue[0][0] > until:
+                    return False
+                env.step()
                 if env._now != instant:
                     instant, steps = env._now, 0
+                else:
+                    steps += 1
         finally:
             sys.set_asyncgen_hooks(*hooks)
             asyncio._set_running_loop(None)
@@ -276,10 +316,6 @@ class SimLoop(asyncio.AbstractEventLoop):
     def cut_power(self, power: Power) -> None:
         """No task of this node makes another step. They are kept, unfinished, until `close`."""
         power.off, power.held = True, False
-        self._kept += power.tasks
-        self._kept += [
-            task for call in power.waiting if isinstance(task := getattr(call.callback, "__self__", None), asyncio.Task)
-        ]
         power.waiting.clear()
 
     def hold(self, power: Power) -> None:
@@ -300,7 +336,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             return
         self._closed = True
         self._ready.clear()
-        pending = [t for t in (*self._kept, *asyncio.all_tasks(self)) if not t.done()]
+        pending = [t for t in (*self._tasks, *self._worlds) if not t.done()]
         hook = sys.unraisablehook
         sys.unraisablehook = lambda _unraisable: None
         try:
@@ -309,7 +345,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 _thrown_away(task.get_coro())
         finally:
             sys.unraisablehook = hook
-        self._kept.clear()
+        self._tasks.clear()
         self.env._queue.clear()
 
 

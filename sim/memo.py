@@ -33,7 +33,8 @@ class Memo:
 
     def __init__(self) -> None:
         self.hits = self.misses = 0
-        self.parsed: dict[int, tuple[Any, Any]] = {}  # what a judge read in a body or batch, which is kept, so ids stay
+        self.read: dict[str, tuple[Any, Any]] = {}  # what a judge read in an object, by the object's content
+        self.parsed: dict[int, tuple[Any, Any]] = {}  # what a judge read in a batch, which is kept, so ids stay
         self.same: dict[int, tuple[Any, Any]] = {}  # contents found to be as they were produced, and of which messages
         self.validated: dict[int, Any] = {}  # what a server found in a batch, likewise
         self._results: dict[Hashable, Any] = {}
@@ -50,7 +51,7 @@ class Memo:
             return found
         self.misses += 1
         if len(self._results) > ENTRIES_MAX:
-            for kept in (self._results, self._named, self.parsed, self.same):
+            for kept in (self._results, self._named, self.read, self.parsed, self.same):
                 kept.clear()
         result = self._results[key] = work(*args)
         if isinstance(result, Digested):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import cached_property
 from random import Random
@@ -253,7 +253,7 @@ class Stage:
         self.plan = plan
         self.loop = SimLoop(Random(f"ties {plan.seed}") if ties else None)  # type: ignore[abstract]  # the rest are set below the class
         self.air = SimAir(self.loop, plan, self._fall)
-        self.context = self.air._context
+        self.context = Context()  # nobody's: without power
         self.cluster = Cluster(self.air, self._observed)
         self.buckets: dict[str, Bucket] = {}
         self.servers: dict[str, Server] = {}
@@ -400,10 +400,11 @@ class Stage:
         folder = key.rpartition("/")[0]
         service = self._services[url]
         sink = next((s.name for s in self.subject.topology.sinks if s.type == "parquet" and s.url == url), service)
-        found = self._parsed.get(id(body))
+        version = self.buckets[url].version_of(body)  # by content, also in a run without the memo: this is not the engine's work
+        found = self.subject.memo.read.get(version)
         if found is None:
-            found = self._parsed[id(body)] = (body, self._read(body))
-        offsets, contents = found[1]
+            found = self.subject.memo.read[version] = self._read(body)
+        offsets, contents = found
         key_of = _key_of(folder)
         self.judge.landed(sink, key_of, offsets, self._altered(key_of, sink, offsets, contents))
 
@@ -539,18 +540,18 @@ class Simulation(Stage):
             last = max(last, self._schedule_faults())
             for i, machine in enumerate(self.machines.values()):
                 self.air.later(0.05 * i, machine.start)
-            self._phase(lambda: False, last)
+            self._phase(lambda: True, last)
             self._loaded = True
             self._drained = self._all_drained()
             if not self.judge.violations:  # faults of effects that have not come yet wait for them, but not for ever
-                self._phase(lambda: self._drained or not self.air.pending, max(last, FAULTS_END_S))
+                self._phase(lambda: not self._drained and bool(self.air.pending), max(last, FAULTS_END_S))
             if not self.judge.violations:
                 self._mend()
-                drained = self._phase(lambda: self._drained or bool(self.judge.violations), self.air.now() + DRAIN_S)
+                drained = self._phase(lambda: not self._drained, self.air.now() + DRAIN_S)
                 if not drained:
                     self._not_drained()
             if not self.judge.violations:
-                self._phase(self._nothing_held, self.air.now() + STOP_S)
+                self._phase(lambda: not self._nothing_held(), self.air.now() + STOP_S)
                 for machine in self.machines.values():
                     if machine.running and machine.node is not None and machine.node.budget.used_bytes:
                         what = f"{machine.name} holds {machine.node.budget.used_bytes} bytes of budget with nothing to do"
@@ -558,7 +559,7 @@ class Simulation(Stage):
             if not self.judge.violations:
                 for machine in self.machines.values():
                     machine.stop()
-                if not self._phase(lambda: not any(m.running for m in self.machines.values()), self.air.now() + STOP_S):
+                if not self._phase(lambda: any(m.running for m in self.machines.values()), self.air.now() + STOP_S):
                     stuck = [m.name for m in self.machines.values() if m.running]
                     self.judge.violations.append(Violation("stops", f"{', '.join(stuck)} did not stop within {STOP_S:g} s"))
             if not self.judge.violations:
@@ -571,10 +572,10 @@ class Simulation(Stage):
             self.loop.close()
         return result
 
-    def _phase(self, over: Callable[[], bool], until: float) -> bool:
-        """Run until `over()`; False when `until` came first. Violations end every phase."""
+    def _phase(self, wanted: Callable[[], bool], until: float) -> bool:
+        """Run as long as `wanted()`; False when `until` came first. Violations end every phase."""
         try:
-            return self.loop.run_while(lambda: not (over() or self.judge.violations), until)
+            return self.loop.run_while(wanted, until, alarms=self.judge.violations)
         except AssertionError as error:
             if isinstance(error, Stalled):
                 raise

@@ -36,6 +36,13 @@ class RangeSet:
                 merged.append((start, stop))
         self._ranges: tuple[tuple[int, int], ...] = tuple(merged)
 
+    @classmethod
+    def _of(cls, ranges: tuple[tuple[int, int], ...]) -> RangeSet:
+        """From ranges that are known to be disjoint, non-touching and ascending."""
+        made = cls.__new__(cls)
+        made._ranges = ranges
+        return made
+
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(self._ranges)
 
@@ -74,8 +81,14 @@ class RangeSet:
     def __or__(self, other: RangeSet) -> RangeSet:
         if not other._ranges:
             return self
-        if not self._ranges:
+        if not self._ranges or self._ranges == other._ranges:
             return other
+        if len(other._ranges) == 1:  # what an interval that landed adds: mostly at the end
+            (first, last), (start, stop) = self._ranges[-1], other._ranges[0]
+            if start >= first:
+                if start > last:
+                    return RangeSet._of((*self._ranges, (start, stop)))
+                return self if stop <= last else RangeSet._of((*self._ranges[:-1], (first, stop)))
         return RangeSet((*self._ranges, *other._ranges))
 
     def __and__(self, other: RangeSet) -> RangeSet:
@@ -210,4 +223,8 @@ def _whole(value: object) -> int:
 
 
 def _union(one: Mapping[str, RangeSet], other: Mapping[str, RangeSet]) -> dict[str, RangeSet]:
-    return {name: one.get(name, NOTHING) | other.get(name, NOTHING) for name in sorted({*one, *other})}
+    both = dict(one)
+    for name, ranges in other.items():
+        mine = both.get(name)
+        both[name] = ranges if mine is None else mine | ranges
+    return both

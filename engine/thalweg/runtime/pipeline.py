@@ -244,6 +244,9 @@ class Lane:
                 left = channel.pending[0].at + self.closing.age_s_max - clock.monotonic()
                 if left <= 0:
                     return
+            if left is None:
+                await channel.wake.wait()
+                continue
             try:
                 async with asyncio.timeout(left):
                     await channel.wake.wait()

@@ -314,12 +314,12 @@ class Worker:
 
     async def _try_commit(self, candidates: list[Owned]) -> bool:
         """Tell the source what is safe; a refusal changes nothing and is tried again."""
-        safe = {o.part: o.ledger.safe() for o in candidates if o.alive and o.ledger.safe() > o.acked}
+        safe = {o.part: at for o in candidates if o.alive and (at := o.ledger.safe()) > o.acked}
         if not safe:
             return True
-        at: Mapping[Partition, Cursor] = {part: self._cursor(position) for part, position in sorted(safe.items())}
+        cursors: Mapping[Partition, Cursor] = {part: self._cursor(position) for part, position in sorted(safe.items())}
         try:
-            await self.consumer.commit(at)
+            await self.consumer.commit(cursors)
         except RefusedNow as error:
             self.pipeline.board.refused_commit(self.source.name)
             self.pipeline.outside.report("commit.refused", source=self.source.name, error=str(error))
