@@ -301,34 +301,3 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "incarnation-left-out-of-the-id": incarnation_left_out_of_the_id,
     "id-by-the-hash-of-the-process": id_by_the_hash_of_the_process,
 }
-
-ROWS: Final[Mapping[str, tuple[str, ...]]] = {
-    "coverage_never_over_claims_an_unwritten_batch": (
-        "records-before-the-put", "coverage-before-durable", "ack-before-durable",
-    ),
-    "pod_loss_replays_at_most_one_checkpoint_interval": ("checkpoints-now-and-then", "checkpoints-only-at-the-end"),
-    "object_coverage_cas_conflict_retries_and_converges": (
-        "overwrites-without-precondition", "generation-stands-still", "last-writer-wins",
-    ),
-    "coverage_survives_the_sink_it_describes_being_down": (
-        "coverage-lives-in-the-destination", "what-was-never-reached-is-not-told", "coverage-before-durable", "every-sink-gates",
-    ),
-    "coverage_store_refuses_colocation_with_a_non_raw_sink": (
-        "an-alias-is-another-host", "only-destinations-are-asked", "colocation-compares-spelling",
-    ),
-    "rebalance_owner_reads_durable_not_previous_local": (
-        "takes-what-the-last-owner-held", "reads-what-the-last-owner-had-in-memory",
-    ),
-    "concurrent_coverage_writers_merge_by_union": ("last-writer-wins", "last-writer-wins-in-the-database"),
-    "coverage_scan_cost_scales_with_gaps_not_updates": ("a-line-for-each-checkpoint", "one-range-a-batch"),
-    "range_compaction_never_closes_an_unverified_gap": (
-        "gaps-of-one-are-tidied-away", "ranges-meet-at-a-distance", "gap-is-bridged",
-    ),
-    "headers_are_bytes_not_utf8_no_lossy_normalisation": (
-        "headers-as-a-dictionary", "null-headers-become-empty", "header-values-as-text",
-    ),
-    "deterministic_record_id_includes_source_cluster_id": (
-        "cluster-left-out-of-the-id", "incarnation-left-out-of-the-id", "id-by-the-hash-of-the-process",
-    ),
-}  # fmt: skip
-"""Each row, and the bugs, here or in `catalogue.sabotage`, that turn it red."""

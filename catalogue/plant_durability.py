@@ -260,6 +260,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "gaps-of-isolated-sinks-are-closed": gaps_of_isolated_sinks_are_closed,
     "commit-at-send": commit_at_send,
     "quarantine-is-awaited": quarantine_is_awaited,
+    "isolated-sinks-never-let-go": isolated_sinks_never_let_go,
     "shed-rows-are-not-counted": shed_rows_are_not_counted,
     "durable-at-upload-start": durable_at_upload_start,
     "run-skips-the-rule": run_skips_the_rule,
@@ -269,33 +270,3 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "inner-sinks-are-ignored": inner_sinks_are_ignored,
     "coordination-starts-anyway": coordination_starts_anyway,
 }
-
-ROWS: Final[Mapping[str, tuple[str, ...]]] = {
-    "primary_raw_ack_ordering_survives_secondary_sink_failure": (
-        "every-sink-gates",
-        "isolated-sinks-are-awaited",
-        "gaps-of-isolated-sinks-are-closed",
-    ),
-    "source_advances_only_after_primary_raw_durable_ack": (
-        "ack-before-durable",
-        "commit-at-send",
-        "commit-on-receive",
-        "every-sink-gates",
-    ),
-    "crash_between_send_and_durable_replays_not_loses": ("commit-at-send", "ack-before-durable", "never-trims"),
-    "quarantine_never_gates_source_ack": ("quarantine-is-awaited", "every-sink-gates", "shed-rows-are-not-counted"),
-    "parquet_object_store_sink_is_primary_raw_eligible": ("durable-at-upload-start", "header-values-as-text"),
-    "primary_raw_with_durable_disabled_rejected_at_config": (
-        "durable-off-is-let-through",
-        "run-skips-the-rule",
-        "any-sink-will-do",
-    ),
-    "multi_sink_fanout_dag_with_unnest_offset_correlation": (
-        "first-descendant-acks",
-        "childless-parents-wait",
-        "children-come-from-the-next-parent",
-        "inner-sinks-are-ignored",
-    ),
-    "pipeline_runs_with_a_single_source_and_sink": ("coordination-starts-anyway", "calls-a-third-party"),
-}
-"""Each row, and the bugs that must turn it red."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from catalogue import plant_coverage, plant_durability
 from catalogue.__main__ import WORLDS, counts, function, is_written, load, main, told
 from catalogue.sabotage import INVARIANTS, PLANTS, REAL_ONLY, SPEC_ONLY, every_plant
 
@@ -54,6 +55,7 @@ def test_what_is_written_has_a_planted_bug() -> None:
 def test_every_planted_bug_is_looked_for() -> None:
     """By the rows that name it, or by the simulator's search, which takes what neither set leaves to a spec."""
     of_invariants = {name for names in INVARIANTS.values() for name in names}
+    assert len(every_plant()) == len(PLANTS) + len(plant_coverage.PLANTS) + len(plant_durability.PLANTS)  # each name once
     of_rows = {name for row in ROWS for name in row["sabotages"]}
     assert of_invariants | REAL_ONLY | SPEC_ONLY <= set(PLANTS)
     assert of_rows >= REAL_ONLY | SPEC_ONLY | (set(every_plant()) - set(PLANTS))

@@ -1223,10 +1223,18 @@ class DeliversAborted(ConsumerTwin):
                 log.kinds = kinds
 
 
+class Careless(ConsumerTwin):
+    """Hands records over while a token is open."""
+
+    def _due(self, records_max: int) -> list[Event]:
+        return self._fetched(records_max) if self._open is not None else super()._due(records_max)
+
+
 PLANTED: list[tuple[type[ConsumerTwin], list[Step], str]] = [
     (SkipsOne, LOAD, r"holds \d+ records, \d+ came"),
     (RefusedIsLost, STRESS, r"not drained|nobody claimed|which it does not own"),
     (DeliversAborted, TRAILING, r"holds \d+ records, \d+ came"),
+    (Careless, STRESS, r"got records while a token was open"),
 ]
 
 
@@ -1236,7 +1244,8 @@ def test_machine_finds_a_planted_bug(twin: type[ConsumerTwin], script: list[Step
         several(script, twin)
 
 
-@pytest.mark.parametrize("twin", [twin for twin, _, _ in PLANTED], ids=lambda t: t.__name__)
+# Not `Careless`: in lives as short as these, records seldom wait behind a token.
+@pytest.mark.parametrize("twin", [SkipsOne, RefusedIsLost, DeliversAborted], ids=lambda t: t.__name__)
 def test_generated_scripts_find_a_planted_bug(twin: type[ConsumerTwin]) -> None:
     found: Counter[bool] = Counter()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -78,6 +79,23 @@ def test_the_same_plan_gives_the_same_events_with_and_without_memo() -> None:
         one = explore.simulate(standard(), plan)
         assert explore.first_difference(one.trace, explore.simulate(standard(), plan).trace) == ""
         assert explore.simulate(standard(), plan, memo=False).digest == one.digest
+
+
+def test_garbage_is_collected_between_runs_only() -> None:
+    subject, seen = standard(), list[str]()
+
+    def hear(phase: str, _info: dict[str, int]) -> None:
+        seen.append(phase)
+
+    gc.callbacks.append(hear)
+    try:
+        result = explore.simulate(subject, SMALL)
+        seen.append("over")
+    finally:
+        gc.callbacks.remove(hear)
+    assert seen[:3] == ["start", "stop", "over"]  # one sweep, when the run had been judged
+    assert result.ok
+    assert gc.isenabled()
 
 
 def test_another_seed_gives_other_events() -> None:
