@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from catalogue.world import Message
 
-ORDERS = """\
+SOURCE = """\
 pipeline: {{name: {name}}}
 sources:
   - name: orders
@@ -15,7 +15,10 @@ sources:
     topics: [{name}]
     offset_reset: earliest
     options: {{bootstrap.servers: "{{kafka}}", session.timeout.ms: 6000, heartbeat.interval.ms: 500}}
-    codec: {{type: json, schema: {{id: int64, customer: string, amount: float64}}}}
+    codec: {{type: json, schema: {schema}}}
+"""
+
+ORDERS = """\
 transforms:
   - name: priced
     sql: |
@@ -31,9 +34,14 @@ observability: {{http: "127.0.0.1:{{http}}"}}
 """
 
 
+def orders_source(name: str, schema: str = "{id: int64, customer: string, amount: float64}") -> str:
+    """How a pipeline of orders begins: its name, which is its topic's too, and where the orders come from."""
+    return SOURCE.format(name=name, schema=schema)
+
+
 def orders_pipeline(name: str, memory: str = "768MiB") -> str:
     """Kafka JSON → raw on the lake and Postgres, with a SQL transform and a DLQ."""
-    return ORDERS.format(name=name, memory=memory)
+    return orders_source(name) + ORDERS.format(name=name, memory=memory)
 
 
 def orders(ids: Iterable[int], partitions: int) -> list[Message]:

@@ -10,21 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from catalogue.given import orders
+from catalogue.given import orders, orders_source
 from catalogue.invariants import Checkpoint, complete, identities, once, reach
 from catalogue.world import Cut, Engine, Fault, Fill, LoseReply, Message, Slow, Tear, World
 from thalweg.__main__ import app, judged_file
 
 PIPELINE = """\
-pipeline: {{name: {name}}}
-sources:
-  - name: orders
-    type: kafka
-    cluster_id: c1
-    topics: [{name}]
-    offset_reset: earliest
-    options: {{bootstrap.servers: "{{kafka}}", session.timeout.ms: 6000, heartbeat.interval.ms: 500}}
-    codec: {{type: json, schema: {{id: int64, customer: string, amount: float64}}}}
 {quality}
 sinks:
   - {{name: raw, type: parquet, role: primary-raw, url: "{{lake}}/raw", options: {{lake_options}}, age_ms_max: 300}}
@@ -45,7 +36,7 @@ quality:
 def pipeline(name: str, *, on_failure: str = "", quality: str = "", more: str = "") -> str:
     """Kafka into raw, and into a table where `on_failure` says what its trouble means."""
     sinks = (DEST.format(name=name, on_failure=on_failure) if on_failure else "") + more
-    return PIPELINE.format(name=name, quality=quality, sinks=sinks)
+    return orders_source(name) + PIPELINE.format(name=name, quality=quality, sinks=sinks)
 
 
 def at_ends(world: World) -> bool:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import numpy as np
 
-from catalogue.given import orders, orders_pipeline
+from catalogue.given import orders, orders_pipeline, orders_source
 from catalogue.invariants import committed_within, complete, covered, identities, no_loss, once
 from catalogue.world import Cut, Message, World
 
@@ -51,15 +51,6 @@ def test_kafka_to_postgres_happy_path(world: World) -> None:
 
 
 ALONE = """\
-pipeline: {{name: {name}}}
-sources:
-  - name: orders
-    type: kafka
-    cluster_id: c1
-    topics: [{name}]
-    offset_reset: earliest
-    options: {{bootstrap.servers: "{{kafka}}", session.timeout.ms: 6000, heartbeat.interval.ms: 500}}
-    codec: {{type: json, schema: {{id: int64, customer: string, amount: float64}}}}
 sinks:
   - {{name: dest, type: postgres, url: "{{postgres}}", table: {name}, on_failure: hold, age_ms_max: 300}}
 coverage: {{interval_ms: 200}}
@@ -72,13 +63,13 @@ def test_pipeline_runs_with_a_single_source_and_sink(world: World) -> None:
     name = world.name
     world.topic(name, 2)
     world.produce(name, orders(range(100), 2))
-    engine = world.engine(ALONE.format(name=name))
+    engine = world.engine(orders_source(name) + ALONE.format(name=name))
     world.wait_until("offsets at the ends", lambda: world.truth.committed(name, name) == world.truth.ends(name))
     assert engine.page("/ready")[0] == 200
     assert set(json.loads(engine.page("/health")[1])["checks"]) == {"source:orders", "sink:dest", "store:coverage"}
     assert engine.stop() == 0
     world.produce(name, orders(range(100, 150), 2))
-    engine = world.engine(ALONE.format(name=name))  # it goes on where it was, by what the one database says
+    engine = world.engine(orders_source(name) + ALONE.format(name=name))  # it goes on where it was, by what the one database says
     world.wait_until("offsets at the ends", lambda: world.truth.committed(name, name) == world.truth.ends(name))
     assert engine.stop() == 0
     rows = world.truth.rows(f"select _twg_source_partition, _twg_source_offset from {name}")
@@ -89,15 +80,6 @@ def test_pipeline_runs_with_a_single_source_and_sink(world: World) -> None:
 
 
 FAN_OUT = """\
-pipeline: {{name: {name}}}
-sources:
-  - name: orders
-    type: kafka
-    cluster_id: c1
-    topics: [{name}]
-    offset_reset: earliest
-    options: {{bootstrap.servers: "{{kafka}}", session.timeout.ms: 6000, heartbeat.interval.ms: 500}}
-    codec: {{type: json, schema: {{id: int64, lines: [{{sku: string, qty: int64}}]}}}}
 transforms:
   - {{name: lines, unnest: lines}}
   - {{name: large, input: lines, sql: "SELECT id, sku, qty * 10 AS tens FROM source WHERE qty >= 2"}}
@@ -117,7 +99,7 @@ def test_multi_sink_fanout_dag_with_unnest_offset_correlation(world: World) -> N
     """If this is false, an order of no lines stops its partition, or one of many is called safe with some lines missing."""
     name, partitions = world.name, 2
     world.topic(name, partitions)
-    world.engine(FAN_OUT.format(name=name))
+    world.engine(orders_source(name, "{id: int64, lines: [{sku: string, qty: int64}]}") + FAN_OUT.format(name=name))
     sizes: list[int] = []  # lines of each order, by id
 
     def produce(*more: int) -> None:

@@ -197,6 +197,8 @@ class Wire:
         """
         air, node = self.air, self.node
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if not air.alive(node):  # its power went within this very step of it, at a probe: what comes after was never sent
+            return future
         if air.cut(node, self.service):
             air.later(air.latency_s(node, self.service), self._settle, future, None, self._error(Transient, "unreachable"))
             air.happened(node, f"{self.service}.{operation}", detail, "unreachable")

@@ -309,9 +309,9 @@ class SimWorld:
         self._run(lambda: bool(passed), seconds + LOOK_S)
 
     def wait_until(self, what: str, condition: Callable[[], bool], within_s: float = STEP_S) -> None:
-        if not self._run(condition, max(within_s, STEP_S)):
+        if not self._run(condition, within_s):
             engines = [f"{name}: {e.log()[-600:]}" for name, e in self._engines.items()]
-            raise AssertionError(f"not within {max(within_s, STEP_S):g} s of the world's time: {what}\n" + "\n".join(engines))
+            raise AssertionError(f"not within {within_s:g} s of the world's time: {what}\n" + "\n".join(engines))
 
     def _run(self, condition: Callable[[], bool], within_s: float) -> bool:
         air, again = self.stage.air, 0.0

@@ -77,6 +77,8 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.safe() == self.reach(self.saved, self.saved_excused)
         assert self.ledger.landed_prefix() == self.reach(self.durable, self.excused)
         assert self.base <= self.ledger.committed <= self.ledger.safe() <= self.ledger.landed_prefix() <= self.end
+        all_saved = self.durable == self.saved and self.excused == self.saved_excused
+        assert self.ledger.unsaved() or all_saved
         assert self.ledger.drained() == (self.ledger.landed_prefix() == self.end)
 
 

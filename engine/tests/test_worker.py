@@ -11,13 +11,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from thalweg.codecs import codec_of
-from thalweg.core.batch import ENVELOPE, Chunk, Cursor, KafkaCursor, Partition
+from thalweg.core.batch import ENVELOPE, Chunk, Cursor, Frame, KafkaCursor, Partition
 from thalweg.core.coverage import NOTHING, Document, RangeSet
-from thalweg.core.flow import Budget
+from thalweg.core.flow import Budget, Closing
 from thalweg.core.health import Board
 from thalweg.core.topology import (
     CodecPlan,
@@ -47,7 +50,7 @@ from thalweg.ports import (
     Revoked,
 )
 from thalweg.probes import Probes
-from thalweg.runtime.pipeline import Pipeline
+from thalweg.runtime.pipeline import Pipeline, _Channel, _Pending
 from thalweg.runtime.transform import Transform
 from thalweg.runtime.worker import Worker
 
@@ -602,3 +605,83 @@ async def test_empty_assignment_is_completed() -> None:
         b.log.assign()
         await b.until(lambda: b.log.order == ["start"])
         await b.stop()
+
+
+# --- what a channel hands to its sink at once --------------------------------------------------------------------------
+
+NARROW, WIDE = pa.schema([("a", pa.int64())]), pa.schema([("a", pa.int64()), ("b", pa.int64())])
+
+
+@dataclass
+class Nobody:
+    """As much of an owned partition as a chunk needs."""
+
+    part = PART
+
+
+def frame(start: int, stop: int, schema: pa.Schema) -> Frame:
+    n = stop - start
+    rows = pa.RecordBatch.from_arrays([pa.array(range(start, stop), pa.int64())] * len(schema), schema=schema)
+    return Frame(PART, start, stop, ENVELOPE.empty_table().to_batches()[0] if n == 0 else envelope(start, n), rows,
+                 pa.array(np.arange(n, dtype=np.int32)))  # fmt: skip
+
+
+def envelope(start: int, n: int) -> pa.RecordBatch:
+    return records(*(row(i) for i in range(n)), start=start).batch
+
+
+@given(
+    shape=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.booleans()), min_size=1, max_size=8),
+    rows_max=st.integers(1, 9),
+    bytes_max=st.integers(1, 60),
+)
+def test_a_chunk_is_an_unbroken_run_of_frames_of_one_schema(
+    shape: list[tuple[int, int, bool]], rows_max: int, bytes_max: int
+) -> None:
+    """A chunk is recorded as one interval: what was left out between two frames (shed, refused) must not be inside it."""
+    channel = _Channel(Nobody())  # type: ignore[arg-type]  # nothing else of it is looked at
+    waiting: list[Frame] = []
+    at = 100
+    for gap, n, wide in shape:
+        at += gap
+        waiting.append(frame(at, at + n, WIDE if wide else NARROW))
+        at += n
+    for one in waiting:
+        channel.pending.append(_Pending(one, None, 10, 0.0))  # type: ignore[arg-type]  # what it holds is not given back here
+        channel.size_bytes += 10
+        channel.rows += one.rows.num_rows
+    closing = Closing(bytes_max, rows_max, 1.0)
+    taken: list[Frame] = []
+    while channel.pending:
+        chunk, helds = channel.take(closing)
+        assert len(helds) == len(chunk.frames) > 0
+        assert (chunk.start, chunk.stop) == (chunk.frames[0].start, chunk.frames[-1].stop)
+        assert all(a.stop == b.start for a, b in zip(chunk.frames, chunk.frames[1:], strict=False))
+        assert len({one.rows.schema for one in chunk.frames}) == 1
+        before = chunk.frames[:-1]
+        assert not before or not closing.due(10 * len(before), sum(one.rows.num_rows for one in before))
+        after = channel.pending[0].frame if channel.pending else None
+        whole = closing.due(10 * len(chunk.frames), sum(one.rows.num_rows for one in chunk.frames))
+        assert after is None or whole or after.start != chunk.stop or after.rows.schema != chunk.frames[0].rows.schema
+        taken += chunk.frames
+    assert taken == waiting
+    assert (channel.size_bytes, channel.rows) == (0, 0)
+
+
+async def test_refused_rows_are_found_in_whichever_frame_they_are() -> None:
+    """A sink numbers the rows of a chunk; the frames before one may have lost rows already."""
+    dest = Sink("dest", "postgres", Role.DESTINATION, OnFailure.HOLD, input="kept", age_ms_max=3_600_000, rows_max=6)
+    async with bench(sinks=(RAW, dest, DLQ)) as b:
+        refusals = [RowRefusal(i, "text-nul", f"row {i}") for i in (0, 3, 5)]
+        b.sinks["dest"].errors = [RowsRefused(refusals)]
+        b.log.assign(PART)
+        b.log.push(records(*(row(i) for i in range(2))))
+        b.log.push(records(*(row(i) for i in range(2, 4)), start=2))
+        b.log.push(records(*(row(i) for i in range(4, 6)), start=4))
+        await b.until(lambda: b.committed() == 6)
+        assert b.sinks["dest"].chunks == [(0, 6, 3)]
+        assert [r["a"] for r in b.sinks["dest"].rows] == [1, 2, 4]
+        late = [r for r in b.sinks["dlq"].rows if r["stage"] == "sink:dest"]
+        assert sorted((r["_twg_source_offset"], r["_twg_payload"], r["detail"]) for r in late) == [
+            (i, row(i), f"row {i}") for i in (0, 3, 5)
+        ]
