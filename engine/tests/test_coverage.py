@@ -61,6 +61,15 @@ def test_gap_of_one_position_stays_a_gap() -> None:
     assert list(RangeSet([(0, 5), (5, 9)])) == [(0, 9)]
 
 
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), max_size=5), st.integers(0, 15), st.integers(1, 3))
+def test_one_more_interval_closes_no_gap_but_its_own(ranges: list[tuple[int, int]], start: int, length: int) -> None:
+    before = RangeSet((a, a + n) for a, n in ranges)
+    members = {i for a, b in before for i in range(a, b)} | set(range(start, start + length))
+    after = before | RangeSet([(start, start + length)])
+    assert {i for a, b in after for i in range(a, b)} == members
+    assert after == RangeSet((i, i + 1) for i in members)  # one form for one set
+
+
 def test_backward_range_is_refused() -> None:
     with pytest.raises(ValueError, match="backwards"):
         RangeSet([(5, 4)])
